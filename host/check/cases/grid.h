@@ -55,7 +55,7 @@ enum grid_axis {
     AXIS_LATENT = GRID_AXES, /* dimensions of a latent layer; 0 = it is none */
     AXIS_LATENT_FORM,
     AXIS_LATENT_CACHE,
-    AXIS_CHOICE, /* of a sparse layer over latents: where the keys of a row come from */
+    AXIS_CHOICE, /* of a sparse layer: where the keys of a row come from */
     POINT_AXES
 };
 
@@ -129,8 +129,17 @@ enum { ALL_LATENTS = (1 << MLA_DIMS) - 2 };
 /* Sets of values of AXIS_LATENT_FORM and of AXIS_LATENT_CACHE. */
 enum { MLA_ABSORBED = 1 << 0, MLA_EXPANDED = 1 << 1, MLA_LATENT = 1 << 0, MLA_PACKED = 1 << 1 };
 
-/* All keys, those of a list, or those that an indexer with labels of this dtype chooses; its queries are f32 as well. */
-enum { CHOICE_NONE, CHOICE_GIVEN, CHOICE_E4M3, CHOICE_BF16, CHOICE_F32 };
+/* All keys; those of a list of slots, or of blocks for all heads or for each; those that an indexer with labels of this
+ * dtype chooses, whose queries are f32 as well where labels are. */
+enum {
+    CHOICE_NONE,
+    CHOICE_GIVEN,
+    CHOICE_E4M3,
+    CHOICE_BF16,
+    CHOICE_F32,
+    CHOICE_BLOCKS,
+    CHOICE_BLOCKS_OF_HEADS
+};
 #define INDEXERS                                                                                   \
     {                                                                                              \
         AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16) | BIT(CHOICE_F32)                         \

@@ -138,7 +138,7 @@ static const struct {
     [AXIS_LATENT] = {"latent", MLA_DIMS},
     [AXIS_LATENT_FORM] = {"latent_form", 2},
     [AXIS_LATENT_CACHE] = {"latent_cache", 2},
-    [AXIS_CHOICE] = {"choice", COUNT(label_dtypes)},
+    [AXIS_CHOICE] = {"choice", CHOICE_BLOCKS_OF_HEADS + 1},
 };
 
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
@@ -286,13 +286,23 @@ static void set_chunk(struct case_sequence *sequence, int32_t s)
     sequence->num_new_keys = s % 4 == 1 ? prefix / 3 : s % 4 == 3 ? 0 : sequence->chunk_end;
 }
 
-static void set_choice(struct case_spec *spec, const uint8_t *value)
+enum { SLOTS_OF_LIST = 40, BLOCKS_OF_LIST = 4, BLOCK = 8 };
+
+/* False: blocks are of softmax layers, an indexer is one of latents. */
+static bool set_choice(struct case_spec *spec, const uint8_t *value)
 {
     const uint8_t choice = value[AXIS_CHOICE], latent = value[AXIS_LATENT];
+    const bool has_indexer = choice >= CHOICE_E4M3 && choice <= CHOICE_F32;
     if (choice == CHOICE_NONE)
-        return;
-    spec->top_k = indexers[latent].top_k;
-    if (choice != CHOICE_GIVEN)
+        return true;
+    spec->top_k = choice >= CHOICE_BLOCKS ? BLOCKS_OF_LIST
+                  : latent != MLA_NONE    ? indexers[latent].top_k
+                                          : SLOTS_OF_LIST;
+    if (choice >= CHOICE_BLOCKS) {
+        spec->index_kind = choice == CHOICE_BLOCKS ? ATTN_SPARSE_BLOCK : ATTN_SPARSE_PER_HEAD;
+        spec->block_size = BLOCK;
+    }
+    if (has_indexer)
         spec->indexer =
             (struct case_indexer){.heads = indexers[latent].heads,
                                   .label_dim = indexers[latent].label_dim,
@@ -300,6 +310,7 @@ static void set_choice(struct case_spec *spec, const uint8_t *value)
                                              : choice == CHOICE_F32     ? ATTN_F32
                                                                         : dtypes[value[AXIS_DTYPE]],
                                   .label_dtype = label_dtypes[choice]};
+    return latent != MLA_NONE ? choice < CHOICE_BLOCKS : !has_indexer;
 }
 
 /* False: the point contradicts itself. */
@@ -313,7 +324,6 @@ static bool make_latent(struct case_spec *spec, const uint8_t *value)
         return false;
     spec->latent = (struct case_latent){of[0], of[1], of[2], of[3], false};
     case_spec_set_form(spec, expanded);
-    set_choice(spec, value);
     spec->kv_layout = packed ? ATTN_LAYOUT_MLA_LATENT_FP8 : ATTN_LAYOUT_MLA_LATENT;
     if (packed)
         spec->kv_dtype = ATTN_FP8_E4M3;
@@ -344,8 +354,10 @@ bool grid_spec(const struct grid *grid, const struct grid_point *point, struct c
     }
     if (value[AXIS_PADDING])
         spec->padded = spec->num_sequences + 2;
-    return case_spec_defect(spec) == NULL &&
-           (value[AXIS_LATENT] == MLA_NONE || make_latent(spec, value));
+    if (case_spec_defect(spec) || !set_choice(spec, value))
+        return false;
+    return value[AXIS_LATENT] == MLA_NONE ? case_spec_defect(spec) == NULL
+                                          : make_latent(spec, value);
 }
 
 /* ---- Rules ----------------------------------------------------------------------------------- */

@@ -130,7 +130,7 @@ int32_t kind_variants(const struct kind_cases *cases)
     return cases->variants > 0 ? cases->variants : 1;
 }
 
-/* ---- Softmax, sparse and latent layers ------------------------------------------------------- */
+/* ---- Softmax and latent layers, sparse ones among them ---------------------------------------- */
 
 static bool accepts_forward(struct kind_case *k)
 {
@@ -260,37 +260,7 @@ static bool find_forward(struct kind_case *k, const struct kind_cases *cases)
     return numerics_accepts(&k->at, &k->at.spec);
 }
 
-/* The same layer, whose rows choose their keys. Few backends serve them. */
-static bool chooses_keys(const struct grid *grid, const attn_options *options,
-                         struct case_spec *spec)
-{
-    spec->top_k = spec->top_k == 0 ? 40 : spec->top_k;
-    return !case_spec_defect(spec) && grid_accepts_spec(grid, options, spec, NULL, 0);
-}
-
-static int32_t count_sparse(const struct check_subject *subject, const struct kind_cases *cases)
-{
-    struct grid *grid = grid_of(subject);
-    struct case_spec spec;
-    bool serves = grid && !grid->refusal[0] && grid_accepts(grid, &grid->base, &spec, NULL, 0) &&
-                  chooses_keys(grid, grid_options(grid, &grid->base), &spec);
-    grid_release(subject, grid);
-    return serves ? count_forward(subject, cases) : 1;
-}
-
-static bool find_sparse(struct kind_case *k, const struct kind_cases *cases)
-{
-    if (!find_forward(k, cases))
-        return false;
-    bool chooses = chooses_keys(k->at.grid, k->at.options, &k->at.spec);
-    if (!chooses)
-        check_skip(k->run, "query refuses sparse layers whose rows choose slots");
-    return chooses;
-}
-
 const struct check_kind softmax_layers = {count_forward, find_forward, accepts_forward,
                                           forward_beside};
-const struct check_kind sparse_layers = {count_sparse, find_sparse, accepts_forward,
-                                         forward_beside};
 const struct check_kind latent_layers = {count_forward, find_forward, accepts_forward,
                                          forward_beside};

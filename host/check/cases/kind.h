@@ -39,11 +39,11 @@ struct kind_cases {
 #define SOFTMAX_VARIED(function, number, ...)                                                      \
     (&(const struct kind_cases){                                                                   \
         .kind = &softmax_layers, .vary = function, .variants = number, .choices = {__VA_ARGS__}})
-#define SPARSE_CASES(...)                                                                          \
-    (&(const struct kind_cases){.kind = &sparse_layers, .choices = {__VA_ARGS__}})
 #define LATENT_CASES(...)                                                                          \
     (&(const struct kind_cases){.kind = &latent_layers, .choices = {OF_LATENTS(__VA_ARGS__)}})
-/* Sparse layers over latents: keys of lists, and of an indexer. */
+/* Sparse layers, whose rows choose keys in one of the ways of AXIS_CHOICE; and over latents: keys of lists, and of an
+ * indexer. */
+#define SPARSE_CASES(choice, ...) SOFTMAX_CASES({AXIS_CHOICE, BIT(choice)}, __VA_ARGS__)
 #define SPARSE_LATENT_CASES(...)                                                                   \
     LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),                        \
                  {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, __VA_ARGS__)
@@ -121,7 +121,7 @@ struct check_kind {
     /* False: skipped. */
     bool (*beside)(struct kind_case *k, struct kind_beside *other);
 };
-extern const struct check_kind softmax_layers, sparse_layers, latent_layers, linear_layers;
+extern const struct check_kind softmax_layers, latent_layers, linear_layers;
 
 /* The spec of case run->index; or with the case of it. False: reported. It is closed in either case. */
 bool kind_find(struct kind_case *k, struct check_run *run);

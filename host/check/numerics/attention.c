@@ -6,7 +6,7 @@
  * values of a few axes of the grid. INVAR-01.grid then has all pairs of everything, and
  * INVAR-01.random anything.
  */
-#include "host/check/cases/kind.h"
+#include "host/check/numerics/family.h"
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
@@ -31,42 +31,11 @@ static void host_some(struct case_spec *spec)
     spec->host = HOST_SOME;
 }
 
-static void set_blocks(struct case_spec *spec, uint32_t index_kind)
+/* Blocks that each KV head chooses, as in NSA: one head is judged, the first or the last. */
+static void judge_head(struct case_spec *spec, int32_t variant)
 {
-    spec->top_k = 4;
-    spec->index_kind = index_kind;
-    spec->block_size = 8;
+    spec->chosen_head = variant ? spec->num_kv_heads - 1 : 0;
 }
-
-/* Blocks of keys that rows choose for all heads, or for each KV head, as in NSA: first one head is
- * judged, then the last. */
-static void judge_blocks(struct check_run *run, const struct case_spec *spec,
-                         const attn_options *options, uint32_t index_kind)
-{
-    struct case_spec blocks = *spec;
-    struct grid *grid = grid_of(run->subject);
-    set_blocks(&blocks, index_kind);
-    if (grid && !case_spec_defect(&blocks) && grid_accepts_spec(grid, options, &blocks, NULL, 0)) {
-        numerics_run(run, &blocks, options, &once);
-        blocks.chosen_head = blocks.num_kv_heads - 1;
-        if (index_kind == ATTN_SPARSE_PER_HEAD && run->code == CHECK_PASS && blocks.chosen_head > 0)
-            numerics_run(run, &blocks, options, &once);
-    } else
-        check_skip(run, "query refuses sparse layers whose rows choose blocks%s",
-                   index_kind == ATTN_SPARSE_PER_HEAD ? " for each head" : "");
-    grid_release(run->subject, grid);
-}
-
-static void run_blocks(struct check_run *run, uint32_t index_kind)
-{
-    struct kind_case k;
-    if (kind_find(&k, run))
-        judge_blocks(run, &k.at.spec, k.at.options, index_kind);
-    kind_close(&k);
-}
-
-CHECK_RUN(chosen_blocks, run_blocks(run, ATTN_SPARSE_BLOCK))
-CHECK_RUN(blocks_of_heads, run_blocks(run, ATTN_SPARSE_PER_HEAD))
 
 /* ---- Cross attention without a position ------------------------------------------------------ */
 
@@ -412,20 +381,21 @@ const struct check check_num[] = {
                              {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, BOTH_PHASES)),
     KIND_ROW("MEAN-21", "chosen_keys", alone, CHECK_NEEDS_COMPUTE,
              "a row of a sparse layer sees exactly the keys whose slots its call lists",
-             SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_FORM, ALL},
+             SPARSE_CASES(CHOICE_GIVEN, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
                           {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
                           {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
     KIND_ROW("MEAN-21", "chosen_from_caches", alone, CHECK_NEEDS_COMPUTE,
              "sparse layers read chosen keys from caches of any type and layout",
-             SPARSE_CASES({AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})),
-    KIND_ROW("MEAN-21", "chosen_blocks", chosen_blocks, CHECK_NEEDS_COMPUTE,
+             SPARSE_CASES(CHOICE_GIVEN, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})),
+    KIND_ROW("MEAN-21", "chosen_blocks", alone, CHECK_NEEDS_COMPUTE,
              "in its listed blocks, a row sees the keys that the layer's window and causal rule "
              "allow, for all heads",
-             SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_PAGE, 3},
+             SPARSE_CASES(CHOICE_BLOCKS, {AXIS_MODE, ALL}, {AXIS_PAGE, 3},
                           {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
-    KIND_ROW("MEAN-21", "blocks_of_heads", blocks_of_heads, CHECK_NEEDS_COMPUTE,
+    KIND_ROW("MEAN-21", "blocks_of_heads", varied, CHECK_NEEDS_COMPUTE,
              "each KV head of a row has its own list of blocks",
-             SPARSE_CASES({AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)}, SAVED_OR_NOT)),
+             SOFTMAX_VARIED(judge_head, 2, {AXIS_CHOICE, BIT(CHOICE_BLOCKS_OF_HEADS)},
+                            {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)}, SAVED_OR_NOT)),
     JUDGED_ROW("CAPS-09", host_needed, "a batch needs only the host arrays that the verdict names",
                SOFTMAX_COMPLETED(host_needed, THREE_MODES, {AXIS_FORM, ALL},
                                  {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
