@@ -7,11 +7,10 @@
  * INVAR-01.random anything.
  */
 #include "host/check/numerics/family.h"
+#include "host/check/numerics/partials.h"
 
-#include "host/base/dtype.h"
 #include "host/base/error.h"
 
-#include <math.h>
 #include <string.h>
 
 enum { RANDOM_CASES = 120 };
@@ -80,8 +79,6 @@ static void run_positionless(struct check_run *run)
 
 /* ---- Partial results ------------------------------------------------------------------------- */
 
-enum { WHOLE, FRONT, BACK, PARTS };
-
 /* The keys of each sequence in two parts; of one part, and of a second sequence, there are none. */
 static void split_keys(const struct case_spec *whole, struct case_spec *front,
                        struct case_spec *back)
@@ -97,61 +94,15 @@ static void split_keys(const struct case_spec *whole, struct case_spec *front,
     front->flags |= ATTN_FORWARD_OMIT_SINK; /* of partials to be merged one has the sink */
 }
 
-/* Partials that are each within their bar, merged, are within theirs: weights from the LSE. */
-static void compare_merged(struct check_run *run, struct forward_case *const *cases, int32_t s,
-                           int32_t t, int32_t head)
-{
-    double out[PARTS][1024], lse[PARTS], merged[1024], merged_lse, largest = 0;
-    const struct case_spec *spec = &cases[WHOLE]->spec;
-    int32_t dim = spec->v_head_dim < 1024 ? spec->v_head_dim : 1024;
-    for (int part = 0; part < PARTS; part++) {
-        dtype_to_double(spec->out_dtype, forward_case_output(cases[part], s, t, head), dim,
-                        out[part]);
-        lse[part] = (double)*forward_case_lse(cases[part], s, t, head);
-    }
-    reference_merge(dim, out[FRONT], lse[FRONT], out[BACK], lse[BACK], merged, &merged_lse);
-    for (int32_t d = 0; d < dim; d++)
-        largest = fmax(largest, fabs(out[WHOLE][d]));
-    double unit = numerics_unit(spec->out_dtype);
-    double bar = unit * (largest + 1);
-    for (int32_t d = 0; d < dim; d++)
-        CHECK_THAT(run, fabs(merged[d] - out[WHOLE][d]) <= bar,
-                   "merged partials of query %d of sequence %d, head %d, element %d: got %g, whole "
-                   "%g, accepted a difference of %g",
-                   t, s, head, d, merged[d], out[WHOLE][d], bar);
-    bool same = isinf(lse[WHOLE]) ? merged_lse == lse[WHOLE]
-                                  : fabs(merged_lse - lse[WHOLE]) <= unit * (1 + fabs(lse[WHOLE]));
-    CHECK_THAT(run, same, "merged LSE of query %d of sequence %d, head %d: got %g, whole %g", t, s,
-               head, merged_lse, lse[WHOLE]);
-}
-
-static void judge_partials(struct check_run *run, const struct case_spec *specs,
-                           const attn_options *options)
-{
-    struct forward_case *cases[PARTS] = {NULL};
-    bool good = true;
-    for (int part = 0; part < PARTS && good; part++) {
-        cases[part] = numerics_case(run, &specs[part], cases[WHOLE]);
-        good = cases[part] && numerics_judge_alone(run, cases[part], &specs[part], options);
-    }
-    const struct case_spec *spec = &specs[WHOLE];
-    for (int32_t s = 0; s < spec->num_sequences && good; s++)
-        for (int32_t t = 0; t < cases[WHOLE]->lengths.q_len[s]; t++)
-            for (int32_t head = 0; head < spec->num_q_heads; head++)
-                compare_merged(run, cases, s, t, head);
-    for (int part = PARTS; part-- > 0;)
-        forward_case_destroy(cases[part]);
-}
-
 static void run_merge(struct check_run *run)
 {
+    struct partials parts = {.run = run, .count = 3, .units = 1};
     struct kind_case k;
-    struct case_spec specs[PARTS];
     if (kind_find(&k, run)) {
-        specs[WHOLE] = k.at.spec;
-        split_keys(&specs[WHOLE], &specs[FRONT], &specs[BACK]);
-        if (numerics_accepts(&k.at, &specs[FRONT]))
-            judge_partials(run, specs, k.at.options);
+        parts.specs[PARTIALS_WHOLE] = k.at.spec;
+        split_keys(&k.at.spec, &parts.specs[PARTIALS_FIRST], &parts.specs[PARTIALS_FIRST + 1]);
+        if (numerics_accepts(&k.at, &parts.specs[PARTIALS_FIRST]))
+            partials_judge(&parts, k.at.options);
     }
     kind_close(&k);
 }

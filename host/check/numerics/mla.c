@@ -5,10 +5,8 @@
  */
 #include "host/check/cases/kind.h"
 #include "host/check/cases/mla_pair.h"
+#include "host/check/numerics/partials.h"
 
-#include "host/base/dtype.h"
-
-#include <math.h>
 #include <string.h>
 
 enum { RANDOM_CASES = 60 };
@@ -163,7 +161,7 @@ CHECK_RUN(mla_both_forms, with_spec(run, judge_both_forms))
 
 /* ---- Chunks of a prefix ---------------------------------------------------------------------- */
 
-enum { WHOLE, OWN, FIRST_CHUNK, MAX_CHUNKS = 3, MAX_PARTS = FIRST_CHUNK + MAX_CHUNKS };
+enum { OWN = PARTIALS_FIRST, FIRST_CHUNK, MAX_CHUNKS = PARTIALS_MAX - FIRST_CHUNK };
 
 /* Where the chunks of a prefix end. */
 static const int32_t chunk_ends[][MAX_CHUNKS] = {{PREFIX}, {16, PREFIX}, {1, 23, PREFIX}};
@@ -199,74 +197,22 @@ static struct case_spec part_of(const struct case_spec *whole, int32_t first, in
     return spec;
 }
 
-/* What there is to be merged, or compared with. */
-struct parts {
-    struct check_run *run;
-    int count;
-    struct case_spec specs[MAX_PARTS];
-    struct forward_case *cases[MAX_PARTS];
-};
-
-static void compare_merged(struct parts *parts, int32_t s, int32_t t, int32_t head)
-{
-    const struct case_spec *spec = &parts->specs[WHOLE];
-    double part[1024], merged[1024] = {0}, merged_lse = -HUGE_VAL;
-    double bar = 2 * numerics_unit(spec->out_dtype);
-    int32_t dim = least(spec->v_head_dim, 1024);
-    int32_t row = parts->specs[OWN].sequences[s].prefix_len + t;
-    for (int n = OWN; n < parts->count; n++) {
-        double lse = (double)*forward_case_lse(parts->cases[n], s, t, head);
-        dtype_to_double(spec->out_dtype, forward_case_output(parts->cases[n], s, t, head), dim,
-                        part);
-        reference_merge(dim, merged, merged_lse, part, lse, merged, &merged_lse);
-    }
-    double lse = (double)*forward_case_lse(parts->cases[WHOLE], s, row, head);
-    dtype_to_double(spec->out_dtype, forward_case_output(parts->cases[WHOLE], s, row, head), dim,
-                    part);
-    for (int32_t d = 0; d < dim; d++)
-        CHECK_THAT(parts->run, fabs(merged[d] - part[d]) <= bar * (1 + fabs(part[d])),
-                   "merged chunks of query %d of sequence %d, head %d, element %d: got %g, whole "
-                   "%g, accepted a difference of %g",
-                   t, s, head, d, merged[d], part[d], bar * (1 + fabs(part[d])));
-    CHECK_THAT(parts->run, fabs(merged_lse - lse) <= bar * (1 + fabs(lse)),
-               "merged LSE of query %d of sequence %d, head %d: got %g, whole %g", t, s, head,
-               merged_lse, lse);
-}
-
-static void judge_parts(struct parts *parts, const attn_options *options)
-{
-    struct forward_case **cases = parts->cases;
-    bool good = true;
-    for (int part = WHOLE; part < parts->count && good; part++) {
-        cases[part] = numerics_case(parts->run, &parts->specs[part], cases[WHOLE]);
-        good = cases[part] &&
-               numerics_judge_alone(parts->run, cases[part], &parts->specs[part], options);
-    }
-    const struct case_spec *own = &parts->specs[OWN];
-    for (int32_t s = 0; s < own->num_sequences && good; s++)
-        for (int32_t t = 0; t < own->sequences[s].num_new; t++)
-            for (int32_t head = 0; head < own->num_q_heads; head++)
-                compare_merged(parts, s, t, head);
-    for (int part = parts->count; part-- > 0;)
-        forward_case_destroy(parts->cases[part]);
-}
-
 /* In each pattern of chunks. */
 static void judge_merge(struct check_run *run, const struct grid *grid,
                         const struct case_spec *spec, const attn_options *options)
 {
     char reason[512] = "";
     for (int pattern = 0; pattern < PATTERNS && !reason[0]; pattern++) {
-        struct parts parts = {.run = run, .count = FIRST_CHUNK};
-        parts.specs[WHOLE] = *spec;
-        set_whole(&parts.specs[WHOLE]);
-        parts.specs[OWN] = part_of(&parts.specs[WHOLE], 0, 0);
+        struct partials parts = {.run = run, .count = FIRST_CHUNK, .units = 2, .of_element = true};
+        parts.specs[PARTIALS_WHOLE] = *spec;
+        set_whole(&parts.specs[PARTIALS_WHOLE]);
+        parts.specs[OWN] = part_of(&parts.specs[PARTIALS_WHOLE], 0, 0);
         for (int32_t first = 0, n = 0; first < PREFIX; first = chunk_ends[pattern][n++])
             parts.specs[parts.count++] =
-                part_of(&parts.specs[WHOLE], first, chunk_ends[pattern][n]);
-        if (grid_accepts_spec(grid, options, &parts.specs[WHOLE], reason, sizeof reason) &&
+                part_of(&parts.specs[PARTIALS_WHOLE], first, chunk_ends[pattern][n]);
+        if (grid_accepts_spec(grid, options, &parts.specs[PARTIALS_WHOLE], reason, sizeof reason) &&
             grid_accepts_spec(grid, options, &parts.specs[FIRST_CHUNK], reason, sizeof reason))
-            judge_parts(&parts, options);
+            partials_judge(&parts, options);
         else
             check_skip(run, "%s", reason);
     }
