@@ -84,13 +84,7 @@ void caps_problem_plain_kind(struct caps_problem *p, const struct grid *grid, ui
 
 /* ---- Anything -------------------------------------------------------------------------------- */
 
-struct own_number {
-    uint32_t field;
-    int32_t count;
-    double values[10];
-};
-
-static const struct own_number latent_numbers[] = {
+static const struct caps_values latent_numbers[] = {
     {ATTN_FIELD_KV_LORA_RANK, 9, {0, 1, 64, 128, 200, 512, 513, 1024, 4096}},
     {ATTN_FIELD_ROPE_DIM, 8, {-1, 0, 1, 32, 64, 128, 129, 1024}},
     {ATTN_FIELD_NOPE_DIM, 8, {0, 1, 64, 128, 192, 384, 385, 4096}},
@@ -101,30 +95,23 @@ static const struct own_number latent_numbers[] = {
      {0, 1, 2, (1 << ATTN_MODE_COUNT) - 1, 1 << ATTN_MODE_COUNT, 0x80000001}},
 };
 
-static const struct own_number linear_numbers[] = {
+static const struct caps_values linear_numbers[] = {
     {ATTN_FIELD_LINEAR_FAMILY, 7, {0, 1, 2, 3, 4, ATTN_LINEAR_COUNT, 1000}},
     {ATTN_FIELD_LINEAR_FLAGS, 7, {0, 1, 2, 4, 7, 8, 0x80000001}},
     {ATTN_FIELD_LINEAR_DIMS, 8, {0, 1, 16, 64, 128, 256, 257, 4096}},
     {ATTN_FIELD_CONV_WIDTH, 8, {-1, 0, 1, 2, 4, 8, 9, 64}},
 };
 
-static const attn_dtype dtypes[] = {ATTN_F32,      ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
-                                    ATTN_FP8_E5M2, ATTN_F64, ATTN_I32,  ATTN_U8};
 static const char *const latent_layouts[] = {ATTN_LAYOUT_MLA_LATENT, ATTN_LAYOUT_MLA_LATENT_FP8,
                                              "mla.latent/2", ATTN_LAYOUT_KV_NHD};
 static const char *const state_layouts[] = {ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK,
                                             "state.ssm.kv/2", ATTN_LAYOUT_STATE_CONV, NULL};
 
-static void set_own(struct caps_problem *p, const struct own_number *own, uint64_t seed)
-{
-    caps_set_number(p, own->field, own->values[draw_at(seed, 1, own->count)]);
-}
-
 static void set_latent(struct caps_problem *p, uint64_t seed)
 {
     int32_t which = draw_at(seed, 0, COUNT(latent_numbers) + 1);
     if (which < COUNT(latent_numbers))
-        set_own(p, &latent_numbers[which], seed);
+        caps_set_value(p, &latent_numbers[which], seed);
     else
         p->problem.kv_layout = latent_layouts[draw_at(seed, 1, COUNT(latent_layouts))];
 }
@@ -133,11 +120,11 @@ static void set_linear(struct caps_problem *p, uint64_t seed)
 {
     int32_t which = draw_at(seed, 0, COUNT(linear_numbers) + 3);
     if (which < COUNT(linear_numbers))
-        set_own(p, &linear_numbers[which], seed);
+        caps_set_value(p, &linear_numbers[which], seed);
     else if (which == COUNT(linear_numbers))
-        p->linear.state_dtype = dtypes[draw_at(seed, 1, COUNT(dtypes))];
+        p->linear.state_dtype = caps_dtypes[draw_at(seed, 1, CAPS_DTYPES)];
     else if (which == COUNT(linear_numbers) + 1)
-        p->linear.conv_dtype = dtypes[draw_at(seed, 1, COUNT(dtypes))];
+        p->linear.conv_dtype = caps_dtypes[draw_at(seed, 1, CAPS_DTYPES)];
     else
         p->problem.state_layout = state_layouts[draw_at(seed, 1, COUNT(state_layouts))];
 }
@@ -147,7 +134,7 @@ static void set_latent_dims(struct caps_problem *p, uint64_t seed)
 {
     for (int32_t n = 0; n < COUNT(latent_numbers) - 1; n++)
         if (draw_at(seed, (uint64_t)n, 2) == 0)
-            set_own(p, &latent_numbers[n], mix_absorb(seed, (uint64_t)n));
+            caps_set_value(p, &latent_numbers[n], mix_absorb(seed, (uint64_t)n));
 }
 
 void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,

@@ -397,18 +397,11 @@ int caps_next_item(const char **text, struct caps_item *item)
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* What fields are set to; what is of no list stands among what is. */
-struct anything {
-    uint32_t field;
-    int32_t count;
-    double values[12];
-};
-
 /* All members of a set, and the first number beyond them. */
 #define EVERY(kind)  ((1 << ATTN_##kind##_COUNT) - 1)
 #define BEYOND(kind) (1 << ATTN_##kind##_COUNT)
 
-static const struct anything anything[] = {
+static const struct caps_values anything[] = {
     {ATTN_FIELD_DEVICE_TYPE, 3, {1, 2, 77}},
     {ATTN_FIELD_DEVICE_SM, 5, {0, 70, 80, 90, 100}},
     {ATTN_FIELD_DEVICE_CPU_ISA, 2, {0, 3}},
@@ -447,16 +440,21 @@ static const struct anything anything[] = {
     {ATTN_FIELD_KV_STRIDES, 2, {ATTN_KV_STRIDES_ANY, ATTN_KV_STRIDES_EQUAL}},
 };
 
-static const attn_dtype any_dtype[] = {ATTN_F32,      ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
-                                       ATTN_FP8_E5M2, ATTN_F64, ATTN_I32,  ATTN_U8};
+const attn_dtype caps_dtypes[CAPS_DTYPES] = {ATTN_F32,      ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
+                                             ATTN_FP8_E5M2, ATTN_F64, ATTN_I32,  ATTN_U8};
 static const char *const any_layout[] = {
     ATTN_LAYOUT_KV_NHD, ATTN_LAYOUT_KV_HND, ATTN_LAYOUT_MLA_LATENT,
     "kv.nhd/2",         "kv.nhd/1 ",        ATTN_LAYOUT_STATE_SSM_KV};
 
 static void set_any_dtype(struct caps_problem *p, int32_t field, uint64_t seed)
 {
-    attn_dtype dtype = any_dtype[draw_at(seed, 1, (int32_t)NUM_FIELDS(any_dtype))];
+    attn_dtype dtype = caps_dtypes[draw_at(seed, 1, CAPS_DTYPES)];
     memcpy((char *)p + dtype_fields[field].offset, &dtype, sizeof dtype);
+}
+
+void caps_set_value(struct caps_problem *p, const struct caps_values *of, uint64_t seed)
+{
+    caps_set_number(p, of->field, of->values[draw_at(seed, 1, of->count)]);
 }
 
 /* A field of `anything`. */
@@ -464,7 +462,7 @@ static void set_any_number(struct caps_problem *p, uint32_t field, uint64_t seed
 {
     for (size_t n = 0; n < NUM_FIELDS(anything); n++)
         if (anything[n].field == field)
-            caps_set_number(p, field, anything[n].values[draw_at(seed, 1, anything[n].count)]);
+            caps_set_value(p, &anything[n], seed);
 }
 
 void caps_set_related(struct caps_problem *p, uint64_t seed)
@@ -493,9 +491,8 @@ void caps_set_anything(struct caps_problem *p, uint64_t seed)
     enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 4, OTHERS = 4 };
     int32_t which = draw_at(seed, 0, NUMBERS + DTYPES + OTHERS);
     if (which < (int32_t)NUMBERS) {
-        const struct anything *any = &anything[which];
-        caps_set_number(p, any->field, any->values[draw_at(seed, 1, any->count)]);
-        p->elsewhere |= any->field <= ATTN_FIELD_DEVICE_CPU_ISA;
+        caps_set_value(p, &anything[which], seed);
+        p->elsewhere |= anything[which].field <= ATTN_FIELD_DEVICE_CPU_ISA;
     } else if (which < (int32_t)NUMBERS + DTYPES) {
         set_any_dtype(p, which - (int32_t)NUMBERS, seed);
     } else if (which < (int32_t)NUMBERS + DTYPES + 2) {

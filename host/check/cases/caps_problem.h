@@ -42,6 +42,18 @@ void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, u
 void caps_problem_plain_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
                              uint64_t seed);
 
+/* What a field is set to; what is of no list stands among what is. */
+struct caps_values {
+    uint32_t field;
+    int32_t count;
+    double values[12];
+};
+void caps_set_value(struct caps_problem *p, const struct caps_values *of, uint64_t seed);
+
+/* Types of elements, those that no operand has among them. */
+enum { CAPS_DTYPES = 8 };
+extern const attn_dtype caps_dtypes[CAPS_DTYPES];
+
 /* Set one field that every kind of layer has to anything. */
 void caps_set_anything(struct caps_problem *p, uint64_t seed);
 

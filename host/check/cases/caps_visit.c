@@ -60,6 +60,14 @@ uint32_t caps_num_reasons(const struct caps_answer *answer)
                                                                   : CAPS_MAX_REASONS;
 }
 
+bool caps_names_field(const struct caps_answer *answer, uint32_t field)
+{
+    for (uint32_t r = 0; r < caps_num_reasons(answer); r++)
+        if (answer->reasons[r].field == field)
+            return true;
+    return false;
+}
+
 bool caps_same_reason(const attn_reason *a, const attn_reason *b)
 {
     return a->code == b->code && a->field == b->field && a->with_field == b->with_field &&

@@ -29,6 +29,9 @@ bool caps_accepts(const struct check_subject *subject, const struct caps_problem
 /* Reasons that are there to be looked at; 0 unless the answer is no. */
 uint32_t caps_num_reasons(const struct caps_answer *answer);
 
+/* Is one of them about this field? */
+bool caps_names_field(const struct caps_answer *answer, uint32_t field);
+
 /* Do two reasons say the same? */
 bool caps_same_reason(const attn_reason *a, const attn_reason *b);
 

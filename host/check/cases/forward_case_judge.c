@@ -441,12 +441,6 @@ static bool expect_cache(struct run *run)
     return good(run, status, "the oracle of the cache");
 }
 
-/* A latent is one for all heads. */
-static int32_t heads_of(const struct forward_case *c, enum case_part_id cache)
-{
-    return cache == PART_LATENT_CACHE ? 1 : c->spec.num_kv_heads;
-}
-
 /* A NaN is a NaN, whatever its bits. */
 static void allow_nan(struct run *run, enum case_part_id cache, int64_t slot)
 {
@@ -497,14 +491,6 @@ static int64_t vectors_of(const struct forward_case *c, enum case_part_id part, 
     return shape->ndim == 1 ? 1 : shape->shape[1];
 }
 
-/* Bytes of a row's vector. */
-static size_t vector_bytes(const struct forward_case *c, enum case_part_id part)
-{
-    const struct case_shape *shape = &c->shapes[part];
-    int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
-    return (size_t)count * attn_dtype_size(shape->dtype);
-}
-
 /* What the run was free to write, in an output's rows from `first` on: take it for expected. */
 static void allow_rows(struct run *run, enum case_part_id part, int64_t first)
 {
@@ -513,20 +499,18 @@ static void allow_rows(struct run *run, enum case_part_id part, int64_t first)
     for (int64_t row = first; row < l->first_row[l->num_seqs] + l->spare; row++)
         for (int64_t head = 0; head < vectors_of(c, part, row); head++)
             memcpy(case_vector(c, run->expected, part, row, head, 0),
-                   case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part));
+                   case_vector(c, c->actual, part, row, head, 0), case_vector_bytes(c, part));
 }
 
 /* Rows of padding may go to slot 0, unless it holds a key. */
 static void allow_slot_0(struct run *run, enum case_part_id cache)
 {
     struct forward_case *c = run->c;
-    const struct case_shape *shape = &c->shapes[cache];
-    size_t size = (size_t)shape->shape[shape->ndim - 1] * attn_dtype_size(shape->dtype);
     bool padded = c->lengths.num_seqs > c->lengths.num_real_seqs || c->lengths.spare > 0;
-    for (int32_t h = 0; h < heads_of(c, cache) && padded && !c->spec.keys_in_page_0; h++)
-        memcpy(case_slot_vector(c, run->expected, cache, 0, h),
-               case_slot_vector(c, c->actual, cache, 0, h), size);
-    if (case_has_indexer(&c->spec) && padded && !c->spec.keys_in_page_0)
+    if (!padded || c->spec.keys_in_page_0)
+        return;
+    case_allow_slot(c, cache, 0, run->expected, c->actual);
+    if (case_has_indexer(&c->spec))
         case_indexer_allow_slot_0(c, run->expected, c->actual);
 }
 
@@ -536,7 +520,7 @@ static void allow_all(struct run *run)
     for (int i = 0; i < OUTPUTS; i++)
         allow_rows(run, outputs[i], c->lengths.first_row[0]);
     if (c->spec.kind == ATTN_KIND_LINEAR)
-        linear_allow_slots(c, &run->states, run->expected);
+        linear_allow_slots(c, run->expected, c->actual);
     for (int i = 0; i < CACHES; i++) {
         enum case_part_id cache = caches[i];
         if (!c->parts[cache].bytes)
@@ -547,31 +531,6 @@ static void allow_all(struct run *run)
                  c->spec.flags & ATTN_FORWARD_SAVE_KV && j < c->lengths.kv_len[s]; j++)
                 allow_nan(run, cache, case_slot(c, s, j));
     }
-}
-
-#define PART_NAME(name, text) [PART_##name] = text,
-static const char *const part_names[CASE_PARTS] = {CASE_PART_MAP(PART_NAME)};
-#undef PART_NAME
-
-const char *case_part_name(enum case_part_id part)
-{
-    return part_names[part];
-}
-
-/* The part a byte of the arena belongs to, or whose red zone it is in. */
-static enum case_part_id part_at(const struct forward_case *c, uint64_t at)
-{
-    enum case_part_id nearest = PART_SEQ_LENS;
-    uint64_t least = UINT64_MAX;
-    for (enum case_part_id part = 0; part < CASE_PARTS; part++) {
-        uint64_t begin = c->parts[part].offset, end = begin + c->parts[part].bytes;
-        uint64_t distance = at < begin ? begin - at : at >= end ? at - end + 1 : 0;
-        if (c->parts[part].bytes && distance < least) {
-            least = distance;
-            nearest = part;
-        }
-    }
-    return nearest;
 }
 
 /* Where in a cache the first difference is, for people: "... bytes differ from WHAT". */
@@ -595,7 +554,7 @@ static bool tell_cache(struct run *run, enum case_part_id part, const char *what
         "%s: %lld bytes differ from %s, the first one in page %lld, offset %lld, head %lld, "
         "element "
         "%lld",
-        part_names[part], (long long)bytes, what, (long long)place[0], (long long)place[1],
+        case_part_name(part), (long long)bytes, what, (long long)place[0], (long long)place[1],
         (long long)place[2], (long long)place[3]);
     return true;
 }
@@ -609,14 +568,14 @@ static bool judge_bytes(struct run *run, const char *of_cache)
     uint64_t at = 0;
     while (run->expected[at] == c->actual[at])
         at++;
-    enum case_part_id part = part_at(c, at);
+    enum case_part_id part = case_part_at(c, at);
     bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE ||
                     part == PART_LABEL_CACHE;
     if (is_cache && tell_cache(run, part, of_cache))
         return false;
     return bad(run, ATTN_OK,
                "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and must not be written",
-               part_names[part], (long long)(at - c->parts[part].offset),
+               case_part_name(part), (long long)(at - c->parts[part].offset),
                (unsigned long long)c->parts[part].bytes, (uint8_t)c->actual[at],
                (uint8_t)run->expected[at]);
 }
@@ -764,7 +723,7 @@ static bool padding_is_finite(struct run *run, enum case_part_id part)
                     return bad(run, ATTN_OK,
                                "%s, row %lld, head %lld, element %lld is padding's "
                                "and not finite",
-                               part_names[part], (long long)row, (long long)head, (long long)d);
+                               case_part_name(part), (long long)row, (long long)head, (long long)d);
     return true;
 }
 
@@ -786,7 +745,7 @@ static bool tell_element(struct run *run, enum case_part_id part, int64_t row, i
     return bad(run, ATTN_OK,
                "%s, row %lld (query %lld of sequence %d), head %lld, element %zu: got %.9g (0x%x), "
                "the first run %.9g (0x%x), and DETERMINISTIC is declared",
-               part_names[part], (long long)row, (long long)query, s, (long long)head, d,
+               case_part_name(part), (long long)row, (long long)query, s, (long long)head, d,
                dtype_load(dtype, now, (int64_t)d), bits[0], dtype_load(dtype, first, (int64_t)d),
                bits[1]);
 }
@@ -798,7 +757,8 @@ static bool same_rows(struct run *run, enum case_part_id part)
     for (int64_t row = l->first_row[0]; row < l->first_row[l->num_real_seqs]; row++)
         for (int64_t head = 0; head < vectors_of(c, part, row); head++)
             if (memcmp(case_vector(c, run->expected, part, row, head, 0),
-                       case_vector(c, c->actual, part, row, head, 0), vector_bytes(c, part)) != 0)
+                       case_vector(c, c->actual, part, row, head, 0),
+                       case_vector_bytes(c, part)) != 0)
                 return tell_element(run, part, row, head);
     return true;
 }

@@ -407,6 +407,27 @@ bool case_is_infinite(const struct forward_case *c, int32_t s);
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t);
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j);
 
+/* ---- Copies side by side (forward_case_compare.c) --------------------------------------------- */
+
+/* The part a byte of the arena belongs to, or whose red zone it is in. */
+enum case_part_id case_part_at(const struct forward_case *c, uint64_t at);
+
+/* Bytes of a row's vector of one head. */
+size_t case_vector_bytes(const struct forward_case *c, enum case_part_id part);
+
+/* What a run was free to write in a slot of a cache: take it for expected. */
+void case_allow_slot(const struct forward_case *c, enum case_part_id cache, int64_t slot,
+                     char *expected, char *actual);
+
+/* NULL, or the part that a forward has written to and that is neither its outputs nor its slots; `left` is the arena
+ * as it is after it. */
+const char *case_trespass(const struct forward_case *c, char *left);
+
+/* NULL, or the output in which two copies differ: in some bit, or (`most` > 0) by more than that of the largest value.
+ * Rows of padding are not compared. The same, and any other part that differs in some bit. */
+const char *case_output_difference(const struct forward_case *c, char *a, char *b, double most);
+const char *case_difference(const struct forward_case *c, char *a, char *b, double most);
+
 /* ---- Pages far apart (forward_case_spread.c) ------------------------------------------------- */
 
 /* Map the pools of a spec that spreads its pages. OUT_OF_*_MEMORY says what was asked for. */

@@ -316,58 +316,6 @@ attn_status gpu_capture(struct gpu_case *g, unsigned int mode)
     return status;
 }
 
-/* ---- Results --------------------------------------------------------------------------------- */
-
-/* The largest value and the largest difference of a vector; differing NaN are infinitely far. */
-static void measure(attn_dtype dtype, const char *a, const char *b, int64_t count, double *largest,
-                    double *difference)
-{
-    for (int64_t i = 0; i < count; i++) {
-        double x = dtype_load(dtype, a, i), y = dtype_load(dtype, b, i);
-        if (isnan(x) != isnan(y) || (isinf(x) && x != y))
-            *difference = INFINITY;
-        if (!isfinite(x) || !isfinite(y))
-            continue;
-        *largest = fmax(*largest, fabs(x));
-        *difference = fmax(*difference, fabs(x - y));
-    }
-}
-
-/* Do the rows of an output that are no padding differ? */
-static bool differs(const struct gpu_case *g, char *a, char *b, enum case_part_id part, bool exact)
-{
-    const struct forward_case *c = g->c;
-    const struct case_shape *shape = &c->shapes[part];
-    const struct case_lengths *l = &c->lengths;
-    int64_t count = shape->ndim == 3 ? shape->shape[2] : 1;
-    double largest = 0, difference = 0;
-    bool same = true;
-    for (int64_t row = l->first_row[0]; row < l->first_row[l->num_real_seqs]; row++)
-        for (int64_t head = 0; head < shape->shape[1]; head++) {
-            const char *x = case_vector(c, a, part, row, head, 0);
-            const char *y = case_vector(c, b, part, row, head, 0);
-            same = same && memcmp(x, y, (size_t)count * attn_dtype_size(shape->dtype)) == 0;
-            measure(shape->dtype, x, y, count, &largest, &difference);
-        }
-    return exact ? !same : difference > largest / 50;
-}
-
-const char *gpu_difference(const struct gpu_case *g, const char *a, const char *b, bool exact)
-{
-    static const struct {
-        enum case_part_id part;
-        const char *name;
-    } outputs[] = {{PART_OUT, "the output"},
-                   {PART_LSE, "the LSE"},
-                   {PART_OUT_SECOND, "the output of the second layer"},
-                   {PART_LSE_SECOND, "the LSE of the second layer"}};
-    for (int i = 0; i < 4; i++)
-        if (g->c->parts[outputs[i].part].bytes &&
-            differs(g, (char *)(uintptr_t)a, (char *)(uintptr_t)b, outputs[i].part, exact))
-            return outputs[i].name;
-    return NULL;
-}
-
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
 static void wait_at_gate(void *argument)

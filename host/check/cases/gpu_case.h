@@ -86,10 +86,6 @@ attn_status gpu_capture(struct gpu_case *g, unsigned int mode);
 /* ATTN_OK, or the case fails: "what: STATUS: message". */
 bool gpu_good(struct gpu_case *g, attn_status status, const char *what);
 
-/* Where outputs differ between two copies of the arena: to the bit if `exact`, else by more than a
- * fiftieth of the largest one. NULL = nowhere. Rows of padding do not matter. */
-const char *gpu_difference(const struct gpu_case *g, const char *a, const char *b, bool exact);
-
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
 enum { GPU_GATE_MS = 2000 };

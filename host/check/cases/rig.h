@@ -4,11 +4,10 @@
  * of the contract: each step can be left out, done twice, or done with something else.
  *
  *   question   two layer groups that the backend accepts, found by asking
- *   batches    a few small batches within its bounds, drawn from a seed
- *   arena      operands and caches of all layers, with red zones, in one piece of the device's
- *              memory
+ *   batches    one of each mode within its bounds, drawn from a seed; each layer of one is a case
+ *              (forward_case.h), which has its operands and the arrays of the batch
  *   memory     regions for a metadata, exactly as large and as aligned as asked for
- *   result     the arena after a run
+ *   result     all that the cases of a batch have on the device after a run
  *
  * What a result should be is not known here: it is compared with that of another run. Whether it is
  * attention is what forward_case.h judges.
@@ -17,6 +16,7 @@
 #define HOST_CHECK_CASES_RIG_H
 
 #include "host/check/check.h"
+#include "host/check/cases/forward_case_private.h"
 #include "host/check/cases/regions.h"
 #include "host/base/error.h"
 
@@ -27,68 +27,28 @@ enum {
     RIG_SEQS = 4, /* bounds */
     RIG_TOKENS = 24,
     RIG_Q_LEN = 12,
-    RIG_KV_LEN = 48,
-    RIG_TOP_K = 8,    /* keys of a query of a sparse layer */
-    RIG_RED = 0xA5,   /* what red zones hold */
-    RIG_RED_ZONE = 64 /* bytes */
+    RIG_KV_LEN = 48
 };
 
 /* Two layer groups, equal but for their layers and KV groups, of the first kind that a backend
  * serves: softmax; linear, whose gates are given computed and which have no convolution; latent,
  * absorbed; sparse over latents, of which the engine chooses the keys. */
 struct rig_question {
-    attn_linear_dims linear; /* of a linear question */
-    attn_mla_dims latent;    /* of a latent or sparse one */
-    attn_sparse_dims sparse; /* of a sparse one */
+    struct case_spec spec;     /* of its layers; without a mode and sequences */
+    struct spec_problem posed; /* what groups and problems are copies of */
     attn_layer layers[RIG_LAYERS];
     attn_layer_group groups[RIG_GROUPS];
     attn_bounds bounds;
     attn_problem problems[RIG_GROUPS];
 };
 
-/* Arrays of a batch, in one piece. */
-struct rig_arrays {
-    struct {
-        int64_t out_cache_loc[RIG_TOKENS];
-        int32_t req_to_token[(RIG_SEQS + 1) * RIG_KV_LEN];
-        int32_t block_table[RIG_SEQS * RIG_KV_LEN];
-        int32_t kv_indptr[RIG_SEQS + 1];
-        int32_t kv_indices[RIG_SEQS * RIG_KV_LEN];
-        int32_t last_page_len[RIG_SEQS];
-        int32_t chosen[RIG_TOKENS * RIG_TOP_K];
-    } kv[RIG_GROUPS];
-    int32_t seq_lens[RIG_SEQS];
-    int32_t prefix_lens[RIG_SEQS];
-    int32_t q_indptr[RIG_SEQS + 1];
-    int32_t requests[RIG_SEQS];
-    struct {
-        int32_t slot[RIG_SEQS];
-        int32_t dst_slot[RIG_SEQS];
-        int32_t has_initial[RIG_SEQS];
-    } state[RIG_GROUPS];
-};
-
+/* What calls with a batch are given, and what it points to. */
 struct rig_batch {
+    struct forward_case *cases[RIG_LAYERS];
     attn_batch batch;
     attn_kv_batch kv[RIG_GROUPS];
-    attn_state_batch states[RIG_GROUPS];
-    attn_sparse_batch sparse;
-    struct rig_arrays *host;   /* what host pointers point to */
-    struct rig_arrays *device; /* what device pointers point to */
-};
-
-/* Operands of a layer: softmax q, k, v, out, k_cache, v_cache; linear mixed_qkv, a, b, out, the
- * state, none; latent and sparse q_nope, c_kv, k_pe, out, the latent cache, q_pe. */
-enum rig_part { RIG_Q, RIG_K, RIG_V, RIG_OUT, RIG_CACHE_1, RIG_CACHE_2, RIG_PARTS };
-enum { RIG_ROLES = RIG_PARTS + 1 }; /* with the choice of a sparse layer */
-
-struct rig_layer {
-    attn_tensor tensors[RIG_PARTS];
-    uint64_t offsets[RIG_PARTS]; /* in the arena */
-    uint64_t bytes[RIG_PARTS];
-    attn_tensor indices; /* of a sparse layer: rig.choice */
-    const attn_tensor *operands[ATTN_ROLE_COUNT];
-    attn_forward_args args;
+    attn_state_batch states[LINEAR_STATE_GROUPS];
+    struct case_view layers[RIG_LAYERS]; /* operands and arguments */
 };
 
 /* Initialised in place and never copied. */
@@ -102,11 +62,6 @@ struct rig {
     uint32_t index_forms; /* of the instances made here; which the batches have */
     struct rig_batch batches[RIG_BATCHES];
     int num_batches; /* 1..RIG_BATCHES */
-    struct rig_layer layers[RIG_LAYERS];
-    uint64_t arena_bytes;
-    char *image;  /* of the arena before a run */
-    void *arena;  /* on the device */
-    void *choice; /* likewise: keys of a sparse layer, of the batch and layer forwarded last */
 
     /* What calls are given. They point to what is above, or to what a check has put there. */
     const attn_backend_type *type;
@@ -115,15 +70,15 @@ struct rig {
     const attn_problem *problems;
     const attn_bounds *bounds;
     const attn_batch *given_batches[RIG_BATCHES];
-    const attn_forward_args *given_args[RIG_LAYERS];
+    const attn_forward_args *given_args[RIG_BATCHES][RIG_LAYERS];
     attn_error *given_error; /* emptied before each call */
     host_error error;        /* what given_error points to at first */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* Find a question, make batches and arena. false: the case has been skipped, with what query says
- * to the plain question, or has failed; there is nothing to close then. */
+/* Find a question and make batches. false: the case has been skipped, with what query says to the
+ * plain question, or has failed; there is nothing to close then. */
 bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed);
 
 /* The same with a question that child number `child` of the subject accepts by itself too, where
@@ -132,18 +87,23 @@ bool rig_open_for_child(struct rig *rig, struct check_run *run, uint64_t seed, u
 
 void rig_close(struct rig *rig);
 
-/* The question of a subject whose memory is of no interest. false and all reasons in `why`. */
+/* The question of a subject whose memory is of no interest. false and a reason in `why`. */
 bool rig_find(struct rig_question *question, const struct check_subject *subject, char *why,
               size_t size);
 
-/* Is it about linear layers? */
-bool rig_is_linear(const struct rig_question *question);
+/* The first question that the subject accepts, and that `child` (or NULL) accepts too, of the kind
+ * of this rank among those that have one. false: `why` is what was said to the first question. */
+bool rig_find_for(struct rig_question *question, const struct check_subject *subject, int rank,
+                  struct compose_node *child, attn_verdict *verdict, char *why, size_t size);
+
+/* The kinds of which the subject accepts a question; 1 if there is none. */
+int rig_count_kinds(const struct check_subject *subject);
 
 /* Give a problem a layout of the KV cache, or of the state, that there is not. */
 void rig_spoil_layout(attn_problem *problem);
 
 /* The operands that a forward needs; how many. */
-int rig_needed_roles(const struct rig_question *question, uint32_t roles[RIG_ROLES]);
+int rig_needed_roles(const struct rig *rig, uint32_t roles[ATTN_ROLE_COUNT]);
 
 /* Does query accept it? */
 bool rig_accepts(const struct check_subject *subject, const attn_problem *problem);
@@ -176,6 +136,13 @@ attn_status rig_metadata_create(struct rig *rig, attn_instance *instance,
 attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch);
 attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer);
 
+/* Every layer of the batch, until one fails. */
+attn_status rig_forward_all(struct rig *rig, attn_metadata *metadata, int batch);
+
+/* Overwrite what rig_plan() gives of a batch, and its host arrays; bring them back. */
+void rig_spoil_batch(struct rig *rig, int batch);
+void rig_restore_batch(struct rig *rig, int batch);
+
 /* An instance with metadata. */
 struct rig_session {
     attn_instance *instance;
@@ -204,11 +171,11 @@ void rig_metadata_close(struct rig_session *more, struct rig *rig);
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* Bring the arena to what it was at first. */
-attn_status rig_reset(struct rig *rig);
+/* Bring what a batch has on the device to what it was at first. */
+attn_status rig_reset(struct rig *rig, int batch);
 
-/* The arena as it is now, when the stream's work is done. The caller frees it; NULL: it failed. */
-char *rig_result(struct rig *rig);
+/* What it has there now, when the stream's work is done. The caller frees it; NULL: it failed. */
+char *rig_result(struct rig *rig, int batch);
 
 /* From rig_reset() to rig_result() with a batch. NULL: the case has failed. */
 char *rig_run(struct rig *rig, struct check_run *run, attn_metadata *metadata, int batch);
@@ -218,9 +185,9 @@ char *rig_run(struct rig *rig, struct check_run *run, attn_metadata *metadata, i
 bool rig_life(struct rig *rig, struct check_run *run, char *results[RIG_BATCHES]);
 void rig_free(char *results[RIG_BATCHES]);
 
-/* Are two results of one batch the same: to the bit if the backend says that it is deterministic,
+/* Are two results of a batch the same: to the bit if the backend says that it is deterministic,
  * else outputs within a hundredth of the largest one? NULL, or what differs. */
-const char *rig_difference(const struct rig *rig, const char *a, const char *b);
+const char *rig_difference(const struct rig *rig, int batch, char *a, char *b);
 
 /* Is the result (NULL: that was reported) what was expected of this batch, as rig_difference() compares them? The case
  * fails with "WHEN, the output of the extend batch differs". Both are freed. */
@@ -228,7 +195,7 @@ void rig_expect(const struct rig *rig, struct check_run *run, int batch, char *e
                 char *result, const char *when);
 
 /* Has anything changed in a result but the outputs and the slots of this batch? NULL, or what. */
-const char *rig_trespass(const struct rig *rig, int batch, const char *result);
+const char *rig_trespass(const struct rig *rig, int batch, char *result);
 
 /* ATTN_OK, or the case fails with the rig's message. */
 bool rig_good(struct rig *rig, struct check_run *run, attn_status status, const char *what);

@@ -2,14 +2,11 @@
  *
  * rig_run.c: calls and their results.
  */
-#include "host/check/cases/rig_private.h"
+#include "host/check/cases/rig.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "host/base/dtype.h"
 
 /* ---- Instance and memory --------------------------------------------------------------------- */
 
@@ -55,16 +52,19 @@ attn_status rig_plan(struct rig *rig, attn_metadata *metadata, int batch)
 
 attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer)
 {
-    int decodes = rig->batches[batch].batch.mode == ATTN_MODE_DECODE;
+    bool decodes = rig->batches[batch].cases[0]->spec.mode == ATTN_MODE_DECODE;
     host_error_init(&rig->error);
-    attn_status status =
-        device_copy(rig->device, rig->choice, rig->batches[batch].device->kv[layer == 2].chosen,
-                    RIG_CHOICE_BYTES, rig->stream, &rig->error.base);
-    if (status != ATTN_OK)
-        return status;
     return (decodes ? rig->ops->forward_decode : rig->ops->forward_extend)(
-        metadata, rig->question.layers[layer].layer_id, rig->given_args[layer], rig->stream,
+        metadata, rig->question.layers[layer].layer_id, rig->given_args[batch][layer], rig->stream,
         rig->given_error);
+}
+
+attn_status rig_forward_all(struct rig *rig, attn_metadata *metadata, int batch)
+{
+    attn_status status = ATTN_OK;
+    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++)
+        status = rig_forward(rig, metadata, batch, l);
+    return status;
 }
 
 /* ---- Session --------------------------------------------------------------------------------- */
@@ -192,20 +192,36 @@ void rig_without_forward(struct check_run *run, rig_body body)
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-attn_status rig_reset(struct rig *rig)
+attn_status rig_reset(struct rig *rig, int batch)
 {
-    attn_status status = device_copy(rig->device, rig->arena, rig->image, rig->arena_bytes,
-                                     rig->stream, &rig->error.base);
+    attn_status status = ATTN_OK;
+    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
+        struct forward_case *c = rig->batches[batch].cases[l];
+        status =
+            device_copy(rig->device, c->memory, c->image, c->bytes, rig->stream, &rig->error.base);
+    }
     return status == ATTN_OK ? device_synchronize(rig->device, rig->stream, &rig->error.base)
                              : status;
 }
 
-char *rig_result(struct rig *rig)
+/* Where a result has what a layer's case has on the device. The end of all: of layer RIG_LAYERS. */
+static uint64_t offset_of(const struct rig *rig, int batch, int layer)
 {
-    char *result = malloc(rig->arena_bytes);
-    attn_status status = result ? device_copy(rig->device, result, rig->arena, rig->arena_bytes,
-                                              rig->stream, &rig->error.base)
-                                : ATTN_OUT_OF_HOST_MEMORY;
+    uint64_t offset = 0;
+    for (int l = 0; l < layer; l++)
+        offset += rig->batches[batch].cases[l]->bytes;
+    return offset;
+}
+
+char *rig_result(struct rig *rig, int batch)
+{
+    char *result = malloc(offset_of(rig, batch, RIG_LAYERS));
+    attn_status status = result ? ATTN_OK : ATTN_OUT_OF_HOST_MEMORY;
+    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
+        const struct forward_case *c = rig->batches[batch].cases[l];
+        status = device_copy(rig->device, result + offset_of(rig, batch, l), c->memory, c->bytes,
+                             rig->stream, &rig->error.base);
+    }
     if (status == ATTN_OK)
         status = device_synchronize(rig->device, rig->stream, &rig->error.base);
     if (status == ATTN_OK)
@@ -217,17 +233,18 @@ char *rig_result(struct rig *rig)
 char *rig_run(struct rig *rig, struct check_run *run, attn_metadata *metadata, int batch)
 {
     char what[64];
-    attn_status status = rig_reset(rig);
+    const char *call = "init_forward_metadata";
+    attn_status status = rig_reset(rig, batch);
     if (status == ATTN_OK)
         status = rig_plan(rig, metadata, batch);
-    snprintf(what, sizeof what, "init_forward_metadata, %s batch", rig_batch_name(rig, batch));
-    for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
-        status = rig_forward(rig, metadata, batch, l);
-        snprintf(what, sizeof what, "forward, %s batch", rig_batch_name(rig, batch));
+    if (status == ATTN_OK) {
+        call = "forward";
+        status = rig_forward_all(rig, metadata, batch);
     }
+    snprintf(what, sizeof what, "%s, %s batch", call, rig_batch_name(rig, batch));
     if (!rig_good(rig, run, status, what))
         return NULL;
-    char *result = rig_result(rig);
+    char *result = rig_result(rig, batch);
     if (!result)
         check_fail(run, "%s: the results cannot be fetched: %s", what,
                    host_error_text(&rig->error));
@@ -259,139 +276,31 @@ bool rig_life(struct rig *rig, struct check_run *run, char *results[RIG_BATCHES]
     return good;
 }
 
-/* The largest output, and the largest difference between outputs. */
-static void measure(const struct rig *rig, const char *a, const char *b, double *largest,
-                    double *difference)
+const char *rig_difference(const struct rig *rig, int batch, char *a, char *b)
 {
-    *largest = *difference = 0;
-    for (int l = 0; l < RIG_LAYERS; l++) {
-        uint64_t offset = rig->layers[l].offsets[RIG_OUT];
-        attn_dtype dtype = rig->layers[l].tensors[RIG_OUT].dtype;
-        int64_t count = (int64_t)rig->layers[l].bytes[RIG_OUT] / attn_dtype_size(dtype);
-        for (int64_t i = 0; i < count; i++) {
-            double x = dtype_load(dtype, a + offset, i), y = dtype_load(dtype, b + offset, i);
-            if (isnan(x) != isnan(y))
-                *difference = INFINITY;
-            else if (!isnan(x)) {
-                *largest = fmax(*largest, fabs(x));
-                *difference = fmax(*difference, fabs(x - y));
-            }
-        }
+    const bool exact = rig->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+    const char *what = NULL;
+    for (int l = 0; l < RIG_LAYERS && !what; l++) {
+        uint64_t at = offset_of(rig, batch, l);
+        what = case_difference(rig->batches[batch].cases[l], a + at, b + at, exact ? 0 : 0.01);
     }
-}
-
-const char *rig_difference(const struct rig *rig, const char *a, const char *b)
-{
-    const struct rig_part_info *parts = rig_parts(&rig->question);
-    double largest, difference;
-    int exact = (rig->verdict.notes & ATTN_NOTE_DETERMINISTIC) != 0;
-    measure(rig, a, b, &largest, &difference);
-    if (difference > largest / 100)
-        return "the output";
-    for (int l = 0; l < RIG_LAYERS; l++)
-        for (int p = 0; p < RIG_PARTS; p++)
-            if ((p != RIG_OUT || exact) &&
-                memcmp(a + rig->layers[l].offsets[p], b + rig->layers[l].offsets[p],
-                       rig->layers[l].bytes[p]) != 0)
-                return parts[p].name;
-    return NULL;
+    return what;
 }
 
 void rig_expect(const struct rig *rig, struct check_run *run, int batch, char *expected,
                 char *result, const char *when)
 {
-    const char *what = expected && result ? rig_difference(rig, expected, result) : NULL;
+    const char *what = expected && result ? rig_difference(rig, batch, expected, result) : NULL;
     if (what)
         check_fail(run, "%s, %s of the %s batch differs", when, what, rig_batch_name(rig, batch));
     free(expected);
     free(result);
 }
 
-/* ---- Trespass -------------------------------------------------------------------------------- */
-
-/* Let `expected` have bytes [first, first + size) of a part. */
-static void permit_bytes(const struct rig_layer *layer, int part, uint64_t first, uint64_t size,
-                         const char *result, char *expected)
+const char *rig_trespass(const struct rig *rig, int batch, char *result)
 {
-    uint64_t at = layer->offsets[part] + first;
-    memcpy(expected + at, result + at, size);
-}
-
-/* The slots of new tokens. */
-static void permit_pages(const struct rig *rig, int batch, int l, int part, const char *result,
-                         char *expected)
-{
-    const struct rig_batch *b = &rig->batches[batch];
-    const struct rig_layer *layer = &rig->layers[l];
-    const attn_tensor *view = &layer->tensors[part];
-    uint64_t size = attn_dtype_size(view->dtype);
-    int64_t page_size = b->kv[0].page_size;
-    int hnd = strcmp(rig->question.problems[0].kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    int64_t of_slot = view->strides[hnd ? 2 : 1], of_head = hnd ? view->strides[1] : of_slot;
-    int64_t pieces = hnd ? view->shape[1] : 1; /* of a slot, which else is in one piece */
-    uint64_t piece = size * (uint64_t)(hnd ? view->shape[3] : of_slot);
-    for (int32_t t = 0; t < b->batch.num_tokens; t++)
-        for (int64_t h = 0; h < pieces; h++) {
-            int64_t slot = b->host->kv[l == 2].out_cache_loc[t];
-            int64_t first =
-                slot / page_size * view->strides[0] + slot % page_size * of_slot + h * of_head;
-            permit_bytes(layer, part, size * (uint64_t)first, piece, result, expected);
-        }
-}
-
-/* The slots that the states of a batch go to, and slot 0. */
-static void permit_states(const struct rig *rig, int batch, int l, int part, const char *result,
-                          char *expected)
-{
-    const struct rig_batch *b = &rig->batches[batch];
-    const attn_tensor *state = &rig->layers[l].tensors[part];
-    uint64_t bytes = (uint64_t)state->strides[0] * attn_dtype_size(state->dtype);
-    for (int32_t s = -1; s < b->batch.num_seqs; s++) {
-        uint64_t slot = s < 0 ? 0 : (uint64_t)b->host->state[l == 2].dst_slot[s];
-        permit_bytes(&rig->layers[l], part, slot * bytes, bytes, result, expected);
-    }
-}
-
-/* Let `expected` have what a result may have. */
-static void permit(const struct rig *rig, int batch, int l, int part, const char *result,
-                   char *expected)
-{
-    const attn_tensor *view = &rig->layers[l].tensors[part];
-    uint64_t row = (uint64_t)view->strides[0] * attn_dtype_size(view->dtype);
-    uint64_t rows = (uint64_t)rig->batches[batch].batch.num_tokens;
-    switch (rig_parts(&rig->question)[part].use) {
-    case RIG_WRITTEN:
-        permit_bytes(&rig->layers[l], part, 0, rows * row, result, expected);
-        break;
-    case RIG_PAGES:
-        permit_pages(rig, batch, l, part, result, expected);
-        break;
-    case RIG_STATES:
-        permit_states(rig, batch, l, part, result, expected);
-        break;
-    case RIG_GIVEN:
-        break;
-    }
-}
-
-const char *rig_trespass(const struct rig *rig, int batch, const char *result)
-{
-    const struct rig_part_info *parts = rig_parts(&rig->question);
-    const char *found = NULL;
-    char *expected = malloc(rig->arena_bytes);
-    if (!expected)
-        return "no memory to compare";
-    memcpy(expected, rig->image, rig->arena_bytes);
-    for (int l = 0; l < RIG_LAYERS; l++)
-        for (int p = 0; p < RIG_PARTS; p++)
-            permit(rig, batch, l, p, result, expected);
-    for (int l = 0; l < RIG_LAYERS && !found; l++)
-        for (int p = 0; p < RIG_PARTS && !found; p++)
-            if (memcmp(expected + rig->layers[l].offsets[p], result + rig->layers[l].offsets[p],
-                       rig->layers[l].bytes[p]) != 0)
-                found = parts[p].damage;
-    if (!found && memcmp(expected, result, rig->arena_bytes) != 0)
-        found = "memory around the operands was written";
-    free(expected);
-    return found;
+    const char *what = NULL;
+    for (int l = 0; l < RIG_LAYERS && !what; l++)
+        what = case_trespass(rig->batches[batch].cases[l], result + offset_of(rig, batch, l));
+    return what;
 }

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SIZED_COPIES = 32, SIZED_EXTRA = 64, SIZED_POISON = 0xA5 };
+enum { SIZED_COPIES = 72, SIZED_EXTRA = 64, SIZED_POISON = 0xA5 };
 
 /* Copies that were made; zeroed = none. */
 struct sized {

@@ -33,8 +33,7 @@ static bool scene_open(struct scene *scene, struct check_run *run)
     scene->num_path = 1;
     scene->reached = 0;
     meddler_init(&scene->meddler, run->subject->services, scene->child, MEDDLE_NOT, 0);
-    tally_init(&scene->tally, &scene->meddler.table);
-    scene->rig.services = &scene->tally.table;
+    scene->rig.services = &scene->meddler.tally.table;
     return true;
 }
 
@@ -225,7 +224,7 @@ static void check_create_fails(struct check_run *run, struct scene *scene)
 {
     attn_instance *instance = NULL;
     scene_meddle(scene, MEDDLE_CREATE, 0);
-    tally_restart(&scene->tally, 0);
+    tally_restart(&scene->meddler.tally, 0);
     attn_status status = rig_create(&scene->rig, &instance);
     if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "create"))
         return;
@@ -233,8 +232,8 @@ static void check_create_fails(struct check_run *run, struct scene *scene)
     if (status == ATTN_OK)
         rig_destroy(&scene->rig, instance);
     judge_left(run, scene, 0, 0, "create");
-    CHECK_THAT(run, !tally_left(&scene->tally), "create whose child %s fails leaves %s",
-               scene->child, tally_left(&scene->tally));
+    CHECK_THAT(run, !tally_left(&scene->meddler.tally), "create whose child %s fails leaves %s",
+               scene->child, tally_left(&scene->meddler.tally));
 }
 
 static void check_metadata_fails(struct check_run *run, struct scene *scene,
@@ -289,7 +288,7 @@ void scene_check_failures(struct scene *scene, struct check_run *run)
     struct rig_session session;
     check_create_fails(run, scene);
     scene_meddle(scene, MEDDLE_NOT, 0);
-    tally_restart(&scene->tally, 0);
+    tally_restart(&scene->meddler.tally, 0);
     if (run->code != CHECK_PASS || !rig_session_open(&session, &scene->rig, run))
         return;
     check_batches_fail(run, scene, &session);
@@ -300,9 +299,9 @@ void scene_check_failures(struct scene *scene, struct check_run *run)
     scene_meddle(scene, MEDDLE_NOT, 0);
     rig_session_close(&session, &scene->rig);
     judge_left(run, scene, 0, 0, "a life");
-    if (tally_left(&scene->tally))
+    if (tally_left(&scene->meddler.tally))
         check_fail(run, "a life whose child %s fails leaves %s", scene->child,
-                   tally_left(&scene->tally));
+                   tally_left(&scene->meddler.tally));
 }
 
 static void run_failures(struct check_run *run)

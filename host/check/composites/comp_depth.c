@@ -149,7 +149,7 @@ static void compare(struct check_run *run, struct rig *rig, char *const alone[RI
     for (int b = 0; b < rig->num_batches; b++) {
         if ((notes & exact) != exact || rig->given_batches[b]->mode == ATTN_MODE_MIXED)
             rig->verdict.notes = notes & ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
-        const char *difference = rig_difference(rig, alone[b], composed[b]);
+        const char *difference = rig_difference(rig, b, alone[b], composed[b]);
         if (difference)
             check_fail(run, "%s over %s, %s batch: %s is not what %s alone gives", name, child,
                        rig_batch_name(rig, b), difference, child);
@@ -223,8 +223,7 @@ static void judge_deep_failures(struct check_run *run, struct scene *scene,
         scene->path[level] = names[DEPTH - 2 - level];
     scene->path[DEPTH - 1] = scene->child;
     meddler_init(&scene->meddler, &services, scene->child, MEDDLE_NOT, 0);
-    tally_init(&scene->tally, &scene->meddler.table);
-    lowest->services = scene->tally.table;
+    lowest->services = scene->meddler.tally.table;
     scene_check_failures(scene, run);
     lowest->services = services;
 }

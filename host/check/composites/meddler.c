@@ -116,26 +116,30 @@ static void metadata_destroy(attn_metadata *metadata)
     free(metadata);
 }
 
+static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_id,
+                           const attn_forward_args *args, attn_stream stream, attn_error *error)
+{
+    const attn_instance *instance = metadata->instance;
+    const attn_backend_ops *ops = instance->inner.type->ops;
+    if (meddles_with(instance, MEDDLE_FORWARD))
+        return plant(error);
+    instance->meddler->rows += metadata->rows;
+    return (decode ? ops->forward_decode : ops->forward_extend)(metadata->inner, layer_id, args,
+                                                                stream, error);
+}
+
 static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    if (meddles_with(metadata->instance, MEDDLE_FORWARD))
-        return plant(error);
-    metadata->instance->meddler->rows += metadata->rows;
-    return metadata->instance->inner.type->ops->forward_extend(metadata->inner, layer_id, args,
-                                                               stream, error);
+    return forward(false, metadata, layer_id, args, stream, error);
 }
 
 static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
                                   const attn_forward_args *args, attn_stream stream,
                                   attn_error *error)
 {
-    if (meddles_with(metadata->instance, MEDDLE_FORWARD))
-        return plant(error);
-    metadata->instance->meddler->rows += metadata->rows;
-    return metadata->instance->inner.type->ops->forward_decode(metadata->inner, layer_id, args,
-                                                               stream, error);
+    return forward(true, metadata, layer_id, args, stream, error);
 }
 
 static const void *get_extension(attn_instance *instance, const char *id)
@@ -198,9 +202,9 @@ static void refuse(attn_verdict *verdict)
 static attn_status child_query(void *ctx, const char *name, const attn_problem *problem,
                                attn_verdict *verdict, attn_error *error)
 {
-    struct meddler *meddler = ctx;
-    attn_status status =
-        meddler->inner->child_query(meddler->inner->ctx, name, problem, verdict, error);
+    struct meddler *meddler = ctx; /* its tally comes first */
+    const attn_services *inner = meddler->tally.inner;
+    attn_status status = inner->child_query(inner->ctx, name, problem, verdict, error);
     if (status != ATTN_OK || strcmp(name, meddler->child) != 0 || !verdict->supported)
         return status;
     if (meddles(meddler, MEDDLE_REFUSE))
@@ -217,55 +221,20 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
                                 uint32_t num_problems, attn_child *child, attn_error *error)
 {
     struct meddler *meddler = ctx;
+    const attn_services *inner = meddler->tally.inner;
     bool chosen = strcmp(name, meddler->child) == 0;
     if (chosen && meddles(meddler, MEDDLE_CREATE))
         return host_fail(error, ATTN_CHILD_FAILED, "%s: %s", name, MEDDLER_WORDS);
-    attn_status status = meddler->inner->child_create(meddler->inner->ctx, name, problems,
-                                                      num_problems, child, error);
+    attn_status status =
+        inner->child_create(inner->ctx, name, problems, num_problems, child, error);
     return status == ATTN_OK ? wrap(meddler, chosen, child, error) : status;
-}
-
-/* The other slots are the inner ones with the inner ctx. */
-static void log_message(void *ctx, uint32_t level, const char *message)
-{
-    const struct meddler *meddler = ctx;
-    meddler->inner->log(meddler->inner->ctx, level, message);
-}
-
-static void *allocate(void *ctx, uint32_t space, uint64_t size, uint64_t alignment)
-{
-    const struct meddler *meddler = ctx;
-    return meddler->inner->allocate(meddler->inner->ctx, space, size, alignment);
-}
-
-static void release(void *ctx, uint32_t space, void *memory)
-{
-    const struct meddler *meddler = ctx;
-    meddler->inner->release(meddler->inner->ctx, space, memory);
-}
-
-static attn_status parallel_for(void *ctx, int64_t num_tasks, attn_task task, void *arg)
-{
-    const struct meddler *meddler = ctx;
-    return meddler->inner->parallel_for(meddler->inner->ctx, num_tasks, task, arg);
 }
 
 void meddler_init(struct meddler *meddler, const attn_services *inner, const char *child,
                   enum meddle what, uint64_t value)
 {
-    *meddler = (struct meddler){
-        .table = {.struct_size = sizeof meddler->table,
-                  .num_workers = inner->num_workers,
-                  .ctx = meddler,
-                  .log = log_message,
-                  .allocate = allocate,
-                  .release = release,
-                  .parallel_for = parallel_for,
-                  .child_query = child_query,
-                  .child_create = child_create},
-        .inner = inner,
-        .child = child,
-        .what = what,
-        .value = value,
-    };
+    *meddler = (struct meddler){.child = child, .what = what, .value = value};
+    tally_init(&meddler->tally, inner);
+    meddler->tally.table.child_query = child_query;
+    meddler->tally.table.child_create = child_create;
 }

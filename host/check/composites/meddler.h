@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * meddler.h: services before those of a composite that change what one of its children answers, so
- * that it shows whether the composite listens to it.
+ * meddler.h: a tally before the services of a composite that changes what one of its children
+ * answers, so that it shows whether the composite listens to it.
  */
 #ifndef HOST_CHECK_COMPOSITES_MEDDLER_H
 #define HOST_CHECK_COMPOSITES_MEDDLER_H
@@ -9,6 +9,7 @@
 #include <stdbool.h>
 
 #include "attn_plugin.h"
+#include "host/check/cases/tally.h"
 
 /* What is done to the child. */
 enum meddle {
@@ -30,9 +31,8 @@ enum meddle {
 
 /* Initialised in place and never copied; outlives the instances that were given its table. */
 struct meddler {
-    attn_services table;
-    const attn_services *inner;
-    const char *child; /* the name of the one that is meddled with */
+    struct tally tally; /* whose table a composite is given, and which counts what it takes */
+    const char *child;  /* the name of the one that is meddled with */
     enum meddle what;
     uint64_t value;
     int hits; /* times that it was done */

@@ -9,15 +9,13 @@
 #include "host/check/check.h"
 #include "host/check/composites/meddler.h"
 #include "host/check/cases/rig.h"
-#include "host/check/cases/tally.h"
 
 enum { SCENE_MAX_PATH = 4 };
 
 /* Initialised in place and never copied. */
 struct scene {
     struct rig rig;
-    struct tally tally; /* of the composite's own memory */
-    struct meddler meddler;
+    struct meddler meddler;           /* whose tally is that of the composite's own memory */
     const char *child;                /* the one that is meddled with */
     const char *path[SCENE_MAX_PATH]; /* the names that its failures come with, the child's last */
     int num_path;

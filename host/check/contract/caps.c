@@ -304,14 +304,6 @@ const struct caps_unknown *caps_unknown_of_any(int32_t n)
     return NULL;
 }
 
-static bool names_field(const struct caps_answer *answer, uint32_t field)
-{
-    for (uint32_t r = 0; r < caps_num_reasons(answer); r++)
-        if (answer->reasons[r].field == field)
-            return true;
-    return false;
-}
-
 static void set_unknown(struct caps_problem *p, const struct caps_unknown *unknown)
 {
     bool of_state = unknown->field == ATTN_FIELD_STATE_LAYOUT;
@@ -338,7 +330,7 @@ void caps_must_refuse(struct check_run *run, struct caps_problem *p,
     CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted is a no",
                unknown->what, host_status_name(answer.status), host_error_text(&answer.error));
     CHECK_THAT(run, !answer.verdict.supported, "query accepts %s", unknown->what);
-    CHECK_THAT(run, !unknown->field || names_field(&answer, unknown->field),
+    CHECK_THAT(run, !unknown->field || caps_names_field(&answer, unknown->field),
                "query refuses %s, but gives no reason with that field", unknown->what);
 }
 

@@ -115,10 +115,10 @@ static attn_status make_without_memory(struct stage *stage, attn_error *error)
 static attn_status forward_first(struct stage *stage, attn_error *error)
 {
     struct rig *rig = stage->rig;
-    int decodes = rig->batches[0].batch.mode == ATTN_MODE_DECODE;
-    return (decodes ? rig->ops->forward_decode : rig->ops->forward_extend)(
-        stage->session->metadata, rig->question.layers[0].layer_id, rig->given_args[0], rig->stream,
-        error);
+    rig->given_error = error;
+    attn_status status = rig_forward(rig, stage->session->metadata, 0, 0);
+    rig->given_error = &rig->error.base;
+    return status;
 }
 
 static attn_status plan_too_many(struct stage *stage, attn_error *error)
@@ -129,32 +129,27 @@ static attn_status plan_too_many(struct stage *stage, attn_error *error)
     return rig->ops->init_forward_metadata(stage->session->metadata, &batch, rig->stream, error);
 }
 
-static attn_status plan_and_forward(struct stage *stage, int32_t layer_id, uint32_t missing,
-                                    attn_error *error)
-{
-    struct rig *rig = stage->rig;
-    const attn_tensor **operand = &rig->layers[0].operands[missing % ATTN_ROLE_COUNT];
-    const attn_tensor *kept = *operand;
-    attn_status status = rig_plan(rig, stage->session->metadata, 0);
-    if (status != ATTN_OK)
-        return ATTN_INTERNAL;
-    if (missing < ATTN_ROLE_COUNT)
-        *operand = NULL;
-    int decodes = rig->batches[0].batch.mode == ATTN_MODE_DECODE;
-    status = (decodes ? rig->ops->forward_decode : rig->ops->forward_extend)(
-        stage->session->metadata, layer_id, rig->given_args[0], rig->stream, error);
-    *operand = kept;
-    return status;
-}
-
 static attn_status forward_unknown_layer(struct stage *stage, attn_error *error)
 {
-    return plan_and_forward(stage, INT32_MAX, ATTN_ROLE_COUNT, error);
+    int32_t *layer_id = &stage->rig->question.layers[0].layer_id, kept = *layer_id;
+    if (rig_plan(stage->rig, stage->session->metadata, 0) != ATTN_OK)
+        return ATTN_INTERNAL;
+    *layer_id = INT32_MAX;
+    attn_status status = forward_first(stage, error);
+    *layer_id = kept;
+    return status;
 }
 
 static attn_status forward_without_out(struct stage *stage, attn_error *error)
 {
-    return plan_and_forward(stage, stage->rig->question.layers[0].layer_id, ATTN_ROLE_OUT, error);
+    const attn_tensor **out = &stage->rig->batches[0].layers[0].operands[ATTN_ROLE_OUT];
+    const attn_tensor *kept = *out;
+    if (rig_plan(stage->rig, stage->session->metadata, 0) != ATTN_OK)
+        return ATTN_INTERNAL;
+    *out = NULL;
+    attn_status status = forward_first(stage, error);
+    *out = kept;
+    return status;
 }
 
 enum { NEEDS_NOTHING, NEEDS_METADATA, NEEDS_FORWARD };
@@ -234,7 +229,7 @@ static void judge_capacity(struct check_run *run, struct stage *stage,
     attn_status wanted = reported->base.code;
     unsigned char room[ROOM + GUARD];
     char expected[ROOM];
-    memset(room, RIG_RED, sizeof room);
+    memset(room, CASE_RED, sizeof room);
     attn_error error = {
         .struct_size = sizeof error, .capacity = (uint32_t)capacity, .message = (char *)room};
     check_note(run, "%s, capacity %zu", failing->what, capacity);
@@ -243,8 +238,8 @@ static void judge_capacity(struct check_run *run, struct stage *stage,
                "%s, capacity %zu: %s, code %d: accepted %s", failing->what, capacity,
                host_status_name(status), error.code, host_status_name(wanted));
     for (size_t b = capacity; b < capacity + GUARD; b++)
-        CHECK_THAT(run, room[b] == RIG_RED, "%s, capacity %zu: byte %zu was written", failing->what,
-                   capacity, b);
+        CHECK_THAT(run, room[b] == CASE_RED, "%s, capacity %zu: byte %zu was written",
+                   failing->what, capacity, b);
     if (capacity == 0)
         return;
     cut(host_error_text(reported), capacity, expected);
@@ -325,7 +320,7 @@ static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *met
                       uint32_t role)
 {
     char what[64];
-    const attn_tensor **operand = &rig->layers[0].operands[role], *kept = *operand;
+    const attn_tensor **operand = &rig->batches[batch].layers[0].operands[role], *kept = *operand;
     if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
         return;
     snprintf(what, sizeof what, "%s forward without the operand %s", rig_a_batch(rig, batch),
@@ -341,8 +336,8 @@ static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *met
 
 static void check_roles(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
-    uint32_t roles[RIG_ROLES];
-    int count = rig_needed_roles(&rig->question, roles);
+    uint32_t roles[ATTN_ROLE_COUNT];
+    int count = rig_needed_roles(rig, roles);
     for (int b = 0; b < rig->num_batches; b++)
         for (int r = 0; r < count && run->code == CHECK_PASS; r++)
             leave_out(run, rig, session->metadata, b, roles[r]);

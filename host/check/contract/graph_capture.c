@@ -371,7 +371,7 @@ static bool same_bits(struct gpu_case *g, struct case_session *eager, char *kept
     memcpy(kept, c->actual, c->bytes);
     if (!numerics_judge(g->run, g->session, c, &c->spec))
         return false;
-    const char *what = gpu_difference(g, kept, c->actual, true);
+    const char *what = case_output_difference(c, kept, c->actual, 0);
     if (what)
         check_fail(g->run,
                    "%s of a replay has other bits than that of an eager run, and the backend says "

@@ -268,8 +268,7 @@ static void run_context(struct check_run *run)
         for (int b = 0; b < rig.num_batches; b++) {
             rig_plan(&rig, session.metadata, b);
             expect_entered(run, "init_forward_metadata");
-            for (int l = 0; l < RIG_LAYERS; l++)
-                rig_forward(&rig, session.metadata, b, l);
+            rig_forward_all(&rig, session.metadata, b);
             expect_entered(run, "forward");
         }
         rig_session_close(&session, &rig);

@@ -7,7 +7,6 @@
 #endif
 #include "host/check/contract/load_watch.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -20,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "host/check/cases/process_resources.h"
 #include "host/plugin/process_state.h"
 #include "host/plugin/elf_file.h"
 #include "host/base/text.h"
@@ -33,35 +33,10 @@ enum { REPORT_FD = 3, OPENED = 0, NOT_OPENED = 1 };
 
 /* What a process can be seen to have. */
 struct view {
-    size_t files, threads;
-    uint64_t environment; /* a digest */
-    bool driver;          /* a CUDA driver is mapped */
+    struct process_resources resources;
+    bool driver; /* a CUDA driver is mapped */
     struct process_state ambient;
 };
-
-static size_t count_entries(const char *folder)
-{
-    size_t count = 0;
-    DIR *entries = opendir(folder);
-    for (struct dirent *entry; entries && (entry = readdir(entries));)
-        count += entry->d_name[0] != '.';
-    if (entries)
-        closedir(entries);
-    return count;
-}
-
-/* FNV-1a over all variables. */
-static uint64_t digest_environment(void)
-{
-    uint64_t digest = UINT64_C(0xcbf29ce484222325);
-    for (char **variable = environ; variable && *variable; variable++)
-        for (const char *c = *variable;; c++) {
-            digest = (digest ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
-            if (!*c)
-                break;
-        }
-    return digest;
-}
 
 static bool has_driver(void)
 {
@@ -77,9 +52,7 @@ static bool has_driver(void)
 
 static void look(struct view *view)
 {
-    view->files = count_entries("/proc/self/fd");
-    view->threads = count_entries("/proc/self/task");
-    view->environment = digest_environment();
+    process_take(&view->resources);
     view->driver = has_driver();
     process_state_take(&view->ambient);
 }
@@ -88,13 +61,12 @@ static void look(struct view *view)
 static void print_changes(const struct view *before, const struct view *now)
 {
     char changes[PROCESS_STATE_KINDS][256];
+    const char *gained = process_gained(&before->resources, &now->resources);
     process_state_restore(&before->ambient, changes);
-    if (now->files != before->files)
-        dprintf(REPORT_FD, "opened files: %zu are open, before: %zu", now->files, before->files);
-    else if (now->threads != before->threads)
-        dprintf(REPORT_FD, "started threads: %zu run, before: %zu", now->threads, before->threads);
-    else if (now->environment != before->environment)
-        dprintf(REPORT_FD, "changed the environment");
+    if (gained)
+        dprintf(REPORT_FD, "left %s", gained);
+    else if (now->resources.num_fds < before->resources.num_fds)
+        dprintf(REPORT_FD, "closed a file that was open");
     else if (now->driver && !before->driver)
         dprintf(REPORT_FD, "opened the CUDA driver");
     for (int kind = 0; kind < PROCESS_STATE_KINDS; kind++)

@@ -10,7 +10,7 @@
 
 enum load_watch_result {
     LOAD_WATCH_NOTHING, /* nothing was changed */
-    LOAD_WATCH_EFFECT,  /* something was, `text` says what: "opened 2 files" */
+    LOAD_WATCH_EFFECT,  /* something was, `text` says what: "left an open file" */
     LOAD_WATCH_FAILED   /* the process died or could not be started, `text` says why */
 };
 

@@ -347,7 +347,7 @@ static void check_services(struct check_run *run, struct rig *rig, struct tally 
         check_fail(run, "services without %s: a call with an argument that makes no sense",
                    without);
     for (int b = 0; b < rig->num_batches; b++) {
-        const char *what = rig_difference(rig, expected[b], results[b]);
+        const char *what = rig_difference(rig, b, expected[b], results[b]);
         if (what)
             check_fail(run, "services without %s: %s of the %s batch differs", without, what,
                        rig_batch_name(rig, b));

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/check/cases/caps_visit.h"
 #include "host/check/cases/refusal.h"
 #include "host/check/cases/rig.h"
 #include "host/check/cases/setting.h"
@@ -23,29 +24,18 @@ enum { MAX_PAIRS = 60 };
 static void judge_refusal(struct check_run *run, const struct check_subject *with, const char *what)
 {
     struct rig_question question;
-    attn_reason reasons[8];
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 8, .reasons = reasons};
+    struct caps_answer answer;
     char why[256];
-    host_error error;
     if (!rig_find(&question, run->subject, why, sizeof why)) {
         check_skip(run, "query accepts no plain softmax problem on this device: %s", why);
         return;
     }
-    for (int r = 0; r < 8; r++)
-        reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
-    host_error_init(&error);
-    attn_status status = with->type->query(with->type, with->options, with->services,
-                                           &question.problems[0], &verdict, &error.base);
-    CHECK_THAT(run, status == ATTN_OK, "%s: query: %s: accepted a verdict: the value is declared",
-               what, host_error_text(&error));
-    bool named = false;
-    for (uint32_t r = 0; r < verdict.num_reasons && r < 8; r++)
-        named |= reasons[r].field == ATTN_FIELD_OPTION;
-    CHECK_THAT(run, named,
-               "%s: query refuses every plain problem, and no reason has the field "
-               "option",
-               what);
+    caps_ask(with, &question.problems[0], &answer);
+    CHECK_THAT(run, answer.status == ATTN_OK,
+               "%s: query: %s: accepted a verdict: the value is declared", what,
+               host_error_text(&answer.error));
+    CHECK_THAT(run, caps_names_field(&answer, ATTN_FIELD_OPTION),
+               "%s: query refuses every plain problem, and no reason has the field option", what);
 }
 
 static void judge_settings(struct check_run *run, const struct setting *settings, int count)

@@ -74,7 +74,7 @@ static int64_t extent_of(const struct rig *rig, int64_t extent)
 {
     switch (extent) {
     case ATTN_EXTENT_TOKENS:
-        return rig->layers[0].tensors[RIG_OUT].shape[0];
+        return rig->batches[0].layers[0].operands[ATTN_ROLE_OUT]->shape[0];
     case ATTN_EXTENT_Q_HEADS:
         return rig->question.groups[0].num_q_heads;
     case ATTN_EXTENT_KV_HEADS:
@@ -140,9 +140,10 @@ static bool bear(struct bearer *bearer, struct rig *rig, bool moved, uint64_t se
     tensor->data = bearer->device;
     bearer->named = (attn_named_operand){
         .struct_size = sizeof bearer->named, .name = wanted->name, .tensor = tensor};
-    for (int l = 0; l < RIG_LAYERS; l++) {
-        rig->layers[l].args.num_named = 1;
-        rig->layers[l].args.named = &bearer->named;
+    for (int n = 0; n < rig->num_batches * RIG_LAYERS; n++) {
+        attn_forward_args *args = &rig->batches[n / RIG_LAYERS].layers[n % RIG_LAYERS].args;
+        args->num_named = 1;
+        args->named = &bearer->named;
     }
     return device_copy(rig->device, bearer->device, bearer->memory, bearer->bytes, rig->stream,
                        NULL) == ATTN_OK &&
@@ -183,7 +184,7 @@ static void compare_forms(struct check_run *run, struct rig *rig,
     char *dense[RIG_BATCHES] = {NULL}, *moved[RIG_BATCHES] = {NULL};
     if (run_form(run, rig, wanted, false, dense) && run_form(run, rig, wanted, true, moved))
         for (int b = 0; b < rig->num_batches; b++) {
-            const char *what = rig_difference(rig, dense[b], moved[b]);
+            const char *what = rig_difference(rig, b, dense[b], moved[b]);
             if (what)
                 check_fail(run, "%s batch: %s differs where %s has other strides and an offset",
                            rig_a_batch(rig, b), what, wanted->name);

@@ -21,85 +21,73 @@
 /* Puts copies of the size `to` into the place of a rig's structs. false: no memory. */
 typedef bool (*swap_fn)(struct rig *rig, struct sized *sized, size_t to);
 
+/* *pointer, to a struct or to the first of some, gets a copy. */
+static bool swap(struct sized *sized, void *pointer, size_t size, uint32_t count, size_t to)
+{
+    const void *from, *copy;
+    memcpy(&from, pointer, sizeof from);
+    copy = from ? sized_copy(sized, from, size, count, to) : NULL;
+    memcpy(pointer, &copy, sizeof copy);
+    return copy || !from;
+}
+#define SWAP(pointer, count) swap(sized, &(pointer), sizeof *(pointer), count, to)
+
 static bool swap_problems(struct rig *rig, struct sized *sized, size_t to)
 {
-    rig->problems = sized_copy(sized, rig->question.problems, sizeof(attn_problem), RIG_GROUPS, to);
-    return rig->problems != NULL;
+    return SWAP(rig->problems, RIG_GROUPS);
 }
 
 static bool swap_groups(struct rig *rig, struct sized *sized, size_t to)
 {
-    bool good = true;
     static const size_t needed[] = {[ATTN_KIND_MLA] = offsetof(attn_layer_group, linear),
                                     [ATTN_KIND_LINEAR] = offsetof(attn_layer_group, sparse),
                                     [ATTN_KIND_SPARSE] = sizeof(attn_layer_group)};
     uint32_t kind = rig->question.groups[0].kind;
     if (kind != ATTN_KIND_SOFTMAX && to < needed[kind])
         to = needed[kind]; /* the dimensions */
-    for (int g = 0; g < RIG_GROUPS && good; g++) {
-        rig->question.problems[g].group =
-            sized_copy(sized, &rig->question.groups[g], sizeof(attn_layer_group), 1, to);
-        good = rig->question.problems[g].group != NULL;
-    }
-    return good;
+    return SWAP(rig->question.problems[0].group, 1) && SWAP(rig->question.problems[1].group, 1);
 }
 
 static bool swap_layers(struct rig *rig, struct sized *sized, size_t to)
 {
-    attn_layer_group *groups = rig->question.groups;
-    groups[0].layers = sized_copy(sized, &rig->question.layers[0], sizeof(attn_layer), 2, to);
-    groups[1].layers = sized_copy(sized, &rig->question.layers[2], sizeof(attn_layer), 1, to);
-    return groups[0].layers && groups[1].layers;
+    return SWAP(rig->question.groups[0].layers, 2) && SWAP(rig->question.groups[1].layers, 1);
 }
 
 static bool swap_bounds(struct rig *rig, struct sized *sized, size_t to)
 {
-    rig->bounds = sized_copy(sized, &rig->question.bounds, sizeof(attn_bounds), 1, to);
+    bool good = SWAP(rig->bounds, 1);
     for (int g = 0; g < RIG_GROUPS; g++)
         rig->question.problems[g].bounds = rig->bounds;
-    return rig->bounds != NULL;
+    return good;
 }
 
 static bool swap_device(struct rig *rig, struct sized *sized, size_t to)
 {
-    const attn_device *copy = sized_copy(sized, &rig->device->info, sizeof(attn_device), 1, to);
-    for (int g = 0; g < RIG_GROUPS; g++)
-        rig->question.problems[g].device = copy;
-    return copy != NULL;
+    return SWAP(rig->question.problems[0].device, 1) && SWAP(rig->question.problems[1].device, 1);
 }
 
 static bool swap_options(struct rig *rig, struct sized *sized, size_t to)
 {
-    rig->options = sized_copy(sized, rig->options, sizeof(attn_options), 1, to);
-    return rig->options != NULL;
+    return SWAP(rig->options, 1);
 }
 
 static bool swap_values(struct rig *rig, struct sized *sized, size_t to)
 {
     attn_options *options = sized_copy(sized, rig->options, sizeof *options, 1, sizeof *options);
-    if (!options)
-        return false;
-    if (options->num_values > 0)
-        options->values =
-            sized_copy(sized, options->values, sizeof(attn_option_value), options->num_values, to);
     rig->options = options;
-    return options->num_values == 0 || options->values;
+    return options && (options->num_values == 0 || SWAP(options->values, options->num_values));
 }
 
 static bool swap_services(struct rig *rig, struct sized *sized, size_t to)
 {
-    rig->services = sized_copy(sized, rig->services, sizeof(attn_services), 1, to);
-    return rig->services != NULL;
+    return SWAP(rig->services, 1);
 }
 
 static bool swap_batch(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    for (int b = 0; b < rig->num_batches && good; b++) {
-        rig->given_batches[b] =
-            sized_copy(sized, &rig->batches[b].batch, sizeof(attn_batch), 1, to);
-        good = rig->given_batches[b] != NULL;
-    }
+    for (int b = 0; b < rig->num_batches; b++)
+        good = good && SWAP(rig->given_batches[b], 1);
     return good;
 }
 
@@ -111,45 +99,35 @@ static bool swap_kv_groups(struct rig *rig, struct sized *sized, size_t to)
         to = rig->index_forms & ATTN_INDEX_CSR           ? sizeof(attn_kv_batch)
              : rig->index_forms & ATTN_INDEX_BLOCK_TABLE ? offsetof(attn_kv_batch, kv_indptr)
                                                          : offsetof(attn_kv_batch, block_table);
-    for (int b = 0; b < rig->num_batches && good; b++) {
-        rig->batches[b].batch.kv_groups =
-            sized_copy(sized, rig->batches[b].kv, sizeof(attn_kv_batch), RIG_GROUPS, to);
-        good = rig->batches[b].batch.kv_groups != NULL;
-    }
+    for (int b = 0; b < rig->num_batches; b++)
+        good = good && SWAP(rig->batches[b].batch.kv_groups, rig->batches[b].batch.num_kv_groups);
     return good;
 }
 
 static bool swap_state_groups(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    for (int b = 0; b < rig->num_batches && good && rig_is_linear(&rig->question); b++) {
-        rig->batches[b].batch.state_groups =
-            sized_copy(sized, rig->batches[b].states, sizeof(attn_state_batch), RIG_GROUPS, to);
-        good = rig->batches[b].batch.state_groups != NULL;
-    }
+    for (int b = 0; b < rig->num_batches; b++)
+        good = good &&
+               SWAP(rig->batches[b].batch.state_groups, rig->batches[b].batch.num_state_groups);
     return good;
 }
 
 static bool swap_args(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    for (int l = 0; l < RIG_LAYERS && good; l++) {
-        rig->given_args[l] =
-            sized_copy(sized, &rig->layers[l].args, sizeof(attn_forward_args), 1, to);
-        good = rig->given_args[l] != NULL;
-    }
+    for (int n = 0; n < rig->num_batches * RIG_LAYERS; n++)
+        good = good && SWAP(rig->given_args[n / RIG_LAYERS][n % RIG_LAYERS], 1);
     return good;
 }
 
 static bool swap_tensors(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    for (int l = 0; l < RIG_LAYERS && good; l++)
-        for (int role = 0; role < ATTN_ROLE_COUNT && good; role++) {
-            const attn_tensor **operand = &rig->layers[l].operands[role];
-            if (*operand)
-                good = (*operand = sized_copy(sized, *operand, sizeof **operand, 1, to)) != NULL;
-        }
+    for (int n = 0; n < rig->num_batches * RIG_LAYERS; n++)
+        for (int role = 0; role < ATTN_ROLE_COUNT; role++)
+            good =
+                good && SWAP(rig->batches[n / RIG_LAYERS].layers[n % RIG_LAYERS].operands[role], 1);
     return good;
 }
 
@@ -341,7 +319,7 @@ static void compare(struct check_run *run, struct rig *rig, attn_metadata *metad
 {
     for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
         char *result = rig_run(rig, run, metadata, b);
-        const char *what = result ? rig_difference(rig, expected[b], result) : NULL;
+        const char *what = result ? rig_difference(rig, b, expected[b], result) : NULL;
         if (what)
             check_fail(run, "%s of %zu bytes: %s of the %s batch differs from that with %zu bytes",
                        shape->name, to, what, rig_batch_name(rig, b), shape->size);

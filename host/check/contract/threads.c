@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host/check/cases/caps_visit.h"
 #include "host/check/cases/rig.h"
 
-enum { NUM_THREADS = 8, ROUNDS = 50, MAX_REASONS = 8 };
+enum { NUM_THREADS = 8, ROUNDS = 50 };
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
@@ -23,12 +24,6 @@ enum { NUM_QUESTIONS = 4 };
 struct question {
     struct rig_question asked;
     const char *features[1];
-};
-
-struct answer {
-    attn_status status;
-    attn_verdict verdict;
-    attn_reason reasons[MAX_REASONS];
 };
 
 static void spoil(struct question *question, int which)
@@ -46,30 +41,13 @@ static void spoil(struct question *question, int which)
     }
 }
 
-static void ask(const struct check_subject *subject, const struct question *question,
-                struct answer *answer)
-{
-    memset(answer, 0, sizeof *answer);
-    for (int r = 0; r < MAX_REASONS; r++)
-        answer->reasons[r].struct_size = sizeof answer->reasons[r];
-    answer->verdict = (attn_verdict){.struct_size = sizeof answer->verdict,
-                                     .reasons_capacity = MAX_REASONS,
-                                     .reasons = answer->reasons};
-    answer->status = subject->type->query(subject->type, subject->options, subject->services,
-                                          &question->asked.problems[0], &answer->verdict, NULL);
-}
-
-static bool same_answer(const struct answer *a, const struct answer *b)
+static bool same_answer(const struct caps_answer *a, const struct caps_answer *b)
 {
     if (a->status != b->status || a->verdict.supported != b->verdict.supported ||
         a->verdict.num_reasons != b->verdict.num_reasons)
         return false;
-    for (uint32_t r = 0; r < a->verdict.num_reasons && r < MAX_REASONS; r++)
-        if (a->reasons[r].code != b->reasons[r].code ||
-            a->reasons[r].field != b->reasons[r].field ||
-            strcmp(a->reasons[r].child, b->reasons[r].child) != 0 ||
-            strcmp(a->reasons[r].got, b->reasons[r].got) != 0 ||
-            strcmp(a->reasons[r].accepted, b->reasons[r].accepted) != 0)
+    for (uint32_t r = 0; r < caps_num_reasons(a); r++)
+        if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
             return false;
     return a->verdict.supported != 1 || (a->verdict.graph_level == b->verdict.graph_level &&
                                          a->verdict.notes == b->verdict.notes);
@@ -87,9 +65,9 @@ struct worker {
 
 struct crowd {
     struct question questions[NUM_QUESTIONS];
-    struct answer answers[NUM_QUESTIONS]; /* of one thread alone */
-    atomic_bool begin;                    /* none goes before all are there */
-    atomic_int wrong;                     /* question whose answer differed, from 1; 0 = none */
+    struct caps_answer answers[NUM_QUESTIONS]; /* of one thread alone */
+    atomic_bool begin;                         /* none goes before all are there */
+    atomic_int wrong; /* question whose answer differed, from 1; 0 = none */
     struct worker workers[NUM_THREADS];
 };
 
@@ -103,11 +81,11 @@ static void *ask_often(void *arg)
 {
     struct worker *worker = arg;
     struct crowd *crowd = worker->crowd;
-    struct answer *answer = malloc(sizeof *answer);
+    struct caps_answer *answer = malloc(sizeof *answer);
     await(crowd);
     for (int round = 0; answer && round < ROUNDS; round++) {
         int which = (round + worker->index) % NUM_QUESTIONS;
-        ask(worker->run->subject, &crowd->questions[which], answer);
+        caps_ask(worker->run->subject, &crowd->questions[which].asked.problems[0], answer);
         if (!same_answer(answer, &crowd->answers[which]))
             atomic_store(&crowd->wrong, which + 1);
     }
@@ -159,7 +137,7 @@ static void run_query(struct check_run *run)
         struct question *question = &crowd->questions[q];
         found = rig_find(&question->asked, run->subject, why, sizeof why);
         spoil(question, q);
-        ask(run->subject, question, &crowd->answers[q]);
+        caps_ask(run->subject, &question->asked.problems[0], &crowd->answers[q]);
     }
     if (found)
         run_crowd(run, crowd, ask_often);
@@ -211,7 +189,7 @@ static void *run_lane(void *arg)
         int batch = round % lane->rig.num_batches;
         char *result = rig_run(&lane->rig, &lane->run, lane->session.metadata, batch);
         const char *what =
-            result ? rig_difference(&lane->rig, lane->expected[batch], result) : NULL;
+            result ? rig_difference(&lane->rig, batch, lane->expected[batch], result) : NULL;
         if (what)
             check_fail(&lane->run,
                        "two instances in two threads: %s of the %s batch differs from "

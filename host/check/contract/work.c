@@ -79,35 +79,42 @@ static void check_alignments(struct check_run *run, struct rig *rig, struct rig_
 
 CHECK_RUN(sizes, rig_without_forward(run, check_alignments))
 
-/* A bound, and the same one larger. */
-struct growth {
+/* ---- Bounds ---------------------------------------------------------------------------------- */
+
+/* What a batch is beyond, and how that may be called. */
+struct excess {
     const char *name;
-    size_t offset;
-    int is_wide; /* int64_t */
+    uint32_t field;
+    const char *words[3];
 };
 
-static const struct growth growths[] = {
-    {"max_seqs", offsetof(attn_bounds, max_seqs), 0},
-    {"max_tokens", offsetof(attn_bounds, max_tokens), 0},
-    {"max_q_len", offsetof(attn_bounds, max_q_len), 0},
-    {"max_kv_len", offsetof(attn_bounds, max_kv_len), 0},
-    {"max_kv_tokens", offsetof(attn_bounds, max_kv_tokens), 1},
+enum {
+    BEYOND_SEQS,
+    BEYOND_TOKENS,
+    BEYOND_Q_LEN,
+    BEYOND_KV_LEN,
+    BEYOND_KV_TOKENS,
+    BEYOND_MODES,
+    BEYOND_COUNT
 };
 
-static void grow(attn_bounds *bounds, const struct growth *growth, int factor)
+static const struct excess excesses[BEYOND_COUNT] = {
+    {"max_seqs", ATTN_FIELD_MAX_SEQS, {"max_seqs", "num_seqs", NULL}},
+    {"max_tokens", ATTN_FIELD_MAX_TOKENS, {"max_tokens", "num_tokens", NULL}},
+    {"max_q_len", ATTN_FIELD_MAX_Q_LEN, {"max_q_len", NULL}},
+    {"max_kv_len", ATTN_FIELD_MAX_KV_LEN, {"max_kv_len", NULL}},
+    {"max_kv_tokens", ATTN_FIELD_MAX_KV_TOKENS, {"max_kv_tokens", NULL}},
+    {"modes", ATTN_FIELD_MODES, {"mode", NULL}},
+};
+
+static void change_bound(attn_bounds *bounds, int which, int64_t value)
 {
-    char *member = (char *)bounds + growth->offset;
-    int64_t wide;
-    int32_t narrow;
-    if (growth->is_wide) {
-        memcpy(&wide, member, sizeof wide);
-        wide *= factor;
-        memcpy(member, &wide, sizeof wide);
-    } else {
-        memcpy(&narrow, member, sizeof narrow);
-        narrow *= factor;
-        memcpy(member, &narrow, sizeof narrow);
-    }
+    int32_t *const members[] = {&bounds->max_seqs, &bounds->max_tokens, &bounds->max_q_len,
+                                &bounds->max_kv_len};
+    if (which < BEYOND_KV_TOKENS)
+        *members[which] = (int32_t)value;
+    else
+        bounds->max_kv_tokens = value;
 }
 
 /* Is no region of `more` smaller than that of `less`? */
@@ -129,16 +136,19 @@ static void check_growth(struct check_run *run, struct rig *rig, struct rig_sess
     attn_memory_size last, size;
     char what[64];
     rig->bounds = &bounds;
-    for (size_t g = 0; g < sizeof growths / sizeof growths[0]; g++) {
+    for (int which = 0; which < BEYOND_MODES; which++) {
         bounds = rig->question.bounds;
         last = session->memory.size;
+        const attn_bounds *plain = &rig->question.bounds;
+        const int64_t values[] = {plain->max_seqs, plain->max_tokens, plain->max_q_len,
+                                  plain->max_kv_len, plain->max_kv_tokens};
         for (int factor = 2; factor <= 64; factor *= 2) {
             attn_problem problem = rig->question.problems[0];
-            grow(&bounds, &growths[g], 2);
+            change_bound(&bounds, which, values[which] * factor);
             problem.bounds = &bounds;
             if (!rig_accepts(run->subject, &problem))
                 break;
-            snprintf(what, sizeof what, "%s %d times as large", growths[g].name, factor);
+            snprintf(what, sizeof what, "%s %d times as large", excesses[which].name, factor);
             if (!rig_good(rig, run, rig_metadata_size(rig, session->instance, &size),
                           "metadata_size of larger bounds that query accepts"))
                 return;
@@ -305,7 +315,7 @@ CHECK_RUN(kinds, rig_without_forward(run, check_kinds))
 static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_session *session,
                        int batch)
 {
-    attn_status status = rig_reset(rig);
+    attn_status status = rig_reset(rig, batch);
     if (status == ATTN_OK)
         status = rig_plan(rig, session->metadata, batch);
     for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++) {
@@ -314,7 +324,7 @@ static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_sessio
     }
     if (!rig_good(rig, run, status, "with its scratch overwritten before each forward"))
         return NULL;
-    return rig_result(rig);
+    return rig_result(rig, batch);
 }
 
 static void check_scratch(struct check_run *run, struct rig *rig, struct rig_session *session)
@@ -330,16 +340,17 @@ CHECK_RUN(scratch, rig_with_session(run, check_scratch))
 
 /* Plan once, compute the same several times. */
 static void check_repeat(struct check_run *run, struct rig *rig, struct rig_session *session,
-                         int batch, const char *first)
+                         int batch, char *first)
 {
     for (int n = 0; n < 4 && run->code == CHECK_PASS; n++) {
-        attn_status status = rig_reset(rig);
-        for (int l = 0; l < RIG_LAYERS && status == ATTN_OK; l++)
-            status = rig_forward(rig, session->metadata, batch, l);
+        attn_status status = rig_reset(rig, batch);
+        if (status == ATTN_OK)
+            status = rig_forward_all(rig, session->metadata, batch);
         if (!rig_good(rig, run, status, "a repeated forward"))
             return;
-        char *again = rig_result(rig);
-        const char *what = again ? rig_difference(rig, first, again) : "the fetching of results";
+        char *again = rig_result(rig, batch);
+        const char *what =
+            again ? rig_difference(rig, batch, first, again) : "the fetching of results";
         if (what)
             check_fail(run, "forward number %d of one plan: %s of the %s batch differs", n + 2,
                        what, rig_batch_name(rig, batch));
@@ -355,12 +366,13 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
             return;
         check_repeat(run, rig, session, b, first);
         /* After a failed forward the host zeroes them. */
-        uint32_t roles[RIG_ROLES];
-        rig_needed_roles(&rig->question, roles);
-        const attn_tensor *q = rig->layers[0].operands[roles[0]];
-        rig->layers[0].operands[roles[0]] = NULL;
+        uint32_t roles[ATTN_ROLE_COUNT];
+        rig_needed_roles(rig, roles);
+        const attn_tensor **first_operand = &rig->batches[b].layers[0].operands[roles[0]];
+        const attn_tensor *kept = *first_operand;
+        *first_operand = NULL;
         attn_status status = rig_forward(rig, session->metadata, b, 0);
-        rig->layers[0].operands[roles[0]] = q;
+        *first_operand = kept;
         refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
                    "forward without its first operand");
         device_synchronize(rig->device, rig->stream, NULL);
@@ -375,52 +387,23 @@ CHECK_RUN(zeroed, rig_with_session(run, check_zeroed))
 
 /* ---- WORK-06: beyond the bounds -------------------------------------------------------------- */
 
-/* What a batch is beyond, and how that may be called. */
-struct excess {
-    const char *name;
-    uint32_t field;
-    const char *words[3];
-};
-
-enum {
-    BEYOND_SEQS,
-    BEYOND_TOKENS,
-    BEYOND_Q_LEN,
-    BEYOND_KV_LEN,
-    BEYOND_KV_TOKENS,
-    BEYOND_MODES,
-    BEYOND_COUNT
-};
-
-static const struct excess excesses[BEYOND_COUNT] = {
-    {"max_seqs", ATTN_FIELD_MAX_SEQS, {"max_seqs", "num_seqs", NULL}},
-    {"max_tokens", ATTN_FIELD_MAX_TOKENS, {"max_tokens", "num_tokens", NULL}},
-    {"max_q_len", ATTN_FIELD_MAX_Q_LEN, {"max_q_len", NULL}},
-    {"max_kv_len", ATTN_FIELD_MAX_KV_LEN, {"max_kv_len", NULL}},
-    {"max_kv_tokens", ATTN_FIELD_MAX_KV_TOKENS, {"max_kv_tokens", NULL}},
-    {"modes", ATTN_FIELD_MODES, {"mode", NULL}},
-};
-
 /* Let one bound be one less than the batch needs. false: it cannot. */
 static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
 {
     const attn_batch *b = &rig->batches[batch].batch;
-    int64_t page = rig->batches[batch].kv[0].page_size, kv_tokens = 0;
-    for (int32_t s = 0; s < b->num_seqs; s++)
-        kv_tokens += round_up(b->seq_lens.host[s], page);
+    int32_t page = rig->question.spec.page_size; /* 0 of linear layers */
+    int64_t kv_tokens = 0, longest = 0;
+    for (int32_t s = 0; s < b->num_seqs; s++) {
+        const int32_t length = b->seq_lens.host[s];
+        kv_tokens += round_up(length, page > 0 ? page : 1);
+        longest = length > longest ? length : longest;
+    }
     *bounds = rig->question.bounds;
-    if (which == BEYOND_SEQS)
-        bounds->max_seqs = b->num_seqs - 1;
-    else if (which == BEYOND_TOKENS)
-        bounds->max_tokens = b->num_tokens - 1;
-    else if (which == BEYOND_Q_LEN)
-        bounds->max_q_len = b->max_q_len - 1;
-    else if (which == BEYOND_KV_LEN)
-        bounds->max_kv_len = b->max_kv_len - 1;
-    else if (which == BEYOND_KV_TOKENS)
-        bounds->max_kv_tokens = kv_tokens - 1;
-    else
+    const int64_t needed[] = {b->num_seqs, b->num_tokens, b->max_q_len, longest, kv_tokens};
+    if (which == BEYOND_MODES)
         bounds->modes &= ~ATTN_MODE_BIT(b->mode);
+    else
+        change_bound(bounds, which, needed[which] - 1);
     attn_problem problem = rig->question.problems[0];
     problem.bounds = bounds;
     /* Sums of host arrays are known only to those who read them. */
