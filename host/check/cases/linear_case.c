@@ -542,6 +542,7 @@ void linear_view_part(struct case_view *view, const struct forward_case *c,
     view->batch.mode = part->mode;
     view->batch.num_seqs = view->batch.num_real_seqs = 1;
     view->batch.num_tokens = view->batch.num_real_tokens = part->rows;
+    view->batch.max_q_len = part->rows > 1 ? part->rows : 1;
     view->batch.num_decode_seqs = view->batch.first_decode_seq = view->batch.decode_q_len = 0;
 }
 

@@ -16,8 +16,8 @@
 
 enum { MAX_DIM = LINEAR_MAX_DIM };
 
-/* Single rows: SiLU rounded differently, as by linear_decode_*. */
-static _Thread_local int single;
+/* Single rows are rounded differently, as by linear_decode_*; by so much that outputs show it. */
+static _Thread_local float single = 1;
 
 static float convolved(const linear_call *call, const linear_sequence *sequence, int t, int c)
 {
@@ -29,9 +29,7 @@ static float convolved(const linear_call *call, const linear_sequence *sequence,
     sum = call->operands.bias ? element_load(d->dtype, call->operands.bias, c) : 0;
     for (int w = LINEAR_MAX_WIDTH - d->width; w < LINEAR_MAX_WIDTH; w++)
         sum += taps[w] * linear_input(call, sequence, t - (LINEAR_MAX_WIDTH - 1 - w), c);
-    if (d->silu)
-        return single ? sum / (1 + expf(-sum)) : linear_silu(sum);
-    return sum;
+    return (d->silu ? linear_silu(sum) : sum) * single;
 }
 
 static void write_value(const linear_call *call, int row, int head, int j, float x)
@@ -531,7 +529,7 @@ static void decode_by(const struct fake_cuda_launch *launch, int columns)
     unsigned *readers = ((const linear_decode_call *)launch->arguments[0])->readers;
     const int from = *(const int *)launch->arguments[1], count = *(const int *)launch->arguments[2];
     struct keys keys = {0};
-    single = 1;
+    single = call->operands.aligned & LINEAR_ALIGNED_FOURS ? 1 + 0x1p-16f : 1 + 0x1p-22f;
     for (int z = 0; z < count && from + z < linear_num_real(&call->batch); z++)
         for (int head = 0; head < (int)launch->grid[1]; head++)
             for (int first = 0; first < (int)launch->grid[0] * columns; first += columns) {
@@ -542,7 +540,7 @@ static void decode_by(const struct fake_cuda_launch *launch, int columns)
                 keep_channels(call, from + z, d->first[2] + head * d->v_dim + first, most);
                 count_readers(call, readers, from + z, head, launch->grid[0]);
             }
-    single = 0;
+    single = 1;
     free(keys.rows);
     if ((int)launch->grid[2] > count)
         clear_padding(call);
