@@ -398,11 +398,11 @@ static char *print_passages(struct passages *passages)
     return text;
 }
 
-static char *explain(const char *model, const char *platform)
+/* To be freed. */
+static void explain(const char *model, const char *platform, char **text)
 {
-    char *text = NULL;
     size_t size = 0;
-    FILE *file = open_memstream(&text, &size);
+    FILE *file = open_memstream(text, &size);
     struct scene scene;
     struct sets sets;
     begin_sets(&sets, platform);
@@ -414,7 +414,6 @@ static char *explain(const char *model, const char *platform)
     attnhost_selection_destroy(selected);
     tear_down(&scene);
     fclose(file);
-    return text;
 }
 
 /* Where the description of a group's layers ends and what is chosen for them begins. */
@@ -497,7 +496,8 @@ START_TEST(explain_reads_as_it_did)
     size_t size = 0;
     FILE *file = open_memstream(&models_text, &size);
     for (size_t m = 0; m < NUM_MODELS; m++) {
-        char *text = explain(models[m], platforms[_i]);
+        char *text = NULL;
+        explain(models[m], platforms[_i], &text);
         sort_out(models[m], text, file, &passages);
         free(text);
     }
