@@ -161,12 +161,6 @@ static void make_many_heads(struct linear_spec *spec, int32_t index)
     set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences);
     spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : heads[index % LONG][0];
     spec->v_heads = heads[index % LONG][1];
-    if (index % LONG != 1)
-        return;
-    /* 2560 or 7680 channels: more than are convolved, or kept, at once. */
-    spec->width = 4;
-    spec->k_dim = spec->k_heads > 0 ? 64 : 0;
-    spec->v_dim = 64;
 }
 
 /* Slots read, written and left snapshots in, with numbers beyond 16 bits or 4 GiB apart. */
