@@ -89,7 +89,7 @@ none "what ptxas said of each kernel was kept" "$scratch/missing"
 # compare WHAT: of lines and kernels what is `more`, what is `less`.
 compare()
 {
-    sed '/^#/d; /^nvcc /d; /^$/d; s/^/line /' "$list" | awk -v what="$1" -v all_are_known=$all_are_known '
+    sed '/^#/d; /^nvcc /d; /^$/d; s/^/line /' "$list" | awk -v what="$1" '
         $1 == "draft" { draft[$2]; next }
         $1 == "line" { line[$2] = $3 " " $4 " " $5; next }
         {
@@ -103,7 +103,7 @@ compare()
         }
         END {
             for (name in line)
-                if (what == "less" && all_are_known == "yes" && !(name in seen) && !(name in draft)) print name " was not built; take its line out"
+                if (what == "less" && !(name in seen) && !(name in draft)) print name " was not built; take its line out"
         }' "$scratch/unknown" - "$scratch/used"
 }
 
@@ -111,7 +111,11 @@ if test "$release" = "$of_list"; then
     compare more >"$scratch/more"
     compare less >"$scratch/less"
     none "no kernel spills more than its line" "$scratch/more"
-    none "no line could be lower" "$scratch/less"
+    if test $all_are_known = yes; then
+        none "no line could be lower" "$scratch/less"
+    else
+        tap_skip "no line could be lower" "a file that is left out may have the kernel that needs it, by the same name"
+    fi
 else
     tap_skip "no kernel spills more than its line" "lines are of nvcc $of_list, this is $release"
 fi
