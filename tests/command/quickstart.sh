@@ -33,7 +33,7 @@ for name in check fuzz check-load; do
         tap_not_ok "$name says where it is" "exit code $code, expected 2" "$(cat "$scratch/err")"
     fi
 done
-tap_try "its help says so of both" sh -c 'test "$("$1" --help | grep -c "in the whole program alone")" = 2' sh "$program"
+tap_try "its help says so of both" sh -c 'test "$("$1" --help | grep -c "only in the full program")" = 2' sh "$program"
 
 # Two fifths of the host's sources are the suite's.
 if command -v nm >/dev/null; then
