@@ -3,7 +3,8 @@
  * forward_case_indexer.c: what cases of sparse layers with an indexer have of their own: its operands, the label
  * cache, the steps of a call, and the judgement of what was chosen.
  *
- * Labels are of five sizes, so that their scales tell them apart. What no query sees is NaN.
+ * Labels are of seven sizes, so that their scales tell them apart: five, one below the least largest magnitude that a
+ * scale is made of, and zero. What no query sees is NaN.
  */
 #include "host/check/cases/forward_case_private.h"
 
@@ -11,7 +12,8 @@
 
 #include <string.h>
 
-enum { SIZES = 5, FEW_LABELS = 40, LONGEST_LABEL = 256 };
+/* Elements divided by 2^BELOW_LEAST are below 1e-4. */
+enum { SIZES = 7, BELOW_LEAST = 15, ZERO = 6, FEW_LABELS = 40, LONGEST_LABEL = 256 };
 
 #define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
 
@@ -55,6 +57,12 @@ static double number(uint64_t stream, uint64_t n)
     return (draw_at(stream, n, 255) - 127) / 64.0;
 }
 
+/* What the elements of a label of this size are multiplied by. */
+static double factor_of(int32_t size)
+{
+    return size == ZERO ? 0 : 1.0 / (1 << (size == ZERO - 1 ? BELOW_LEAST : size));
+}
+
 static void make_label(const struct forward_case *c, int32_t s, int32_t j, double *label)
 {
     const bool ties = c->spec.indexer.has_ties;
@@ -64,7 +72,7 @@ static void make_label(const struct forward_case *c, int32_t s, int32_t j, doubl
     if (ties)
         stream = case_stream(c->seed, DRAW_INDEXER, 1, (uint64_t)kind, 0);
     for (int32_t d = 0; d < c->spec.indexer.label_dim; d++)
-        label[d] = number(stream, (uint64_t)d) / (1 << kind % SIZES);
+        label[d] = number(stream, (uint64_t)d) * factor_of(kind % SIZES);
 }
 
 /* INDEX_Q and INDEX_WEIGHTS of a row, which is zero for padding. */

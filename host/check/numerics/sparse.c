@@ -58,7 +58,7 @@ const struct check check_sparse[] = {
                                 BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), {AXIS_MODE, ALL}, TWO_LABELS,
                                 TWO_LENGTHS)),
     JUDGED_ROW("KV-17", sparse_labels, "only new labels and latents are written to the caches",
-               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, THREE_DIMS, {AXIS_PAGE, ALL}, TWO_LABELS,
+               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, THREE_DIMS, {AXIS_PAGE, ALL}, INDEXERS,
                             {AXIS_SLOTS, BIT(SLOTS_SHUFFLED_PAGES)}, BOTH_PHASES)),
     JUDGED_ROW("MEAN-24", sparse_seen,
                "an indexer chooses among the keys that the mask and the window let through",

@@ -27,6 +27,16 @@ static float choose_scale(const float *x, int32_t count)
     return largest / 448.0f;
 }
 
+/* Each rounded once: a zero keeps its sign, which it loses where kernels store a row of an output. */
+static void put_elements(const float *x, int32_t count, attn_dtype dtype, void *to)
+{
+    for (int32_t d = 0; d < count; d++)
+        if (dtype == ATTN_F32)
+            ((float *)to)[d] = x[d];
+        else
+            ((uint16_t *)to)[d] = dtype == ATTN_F16 ? f32_to_f16(x[d]) : f32_to_bf16(x[d]);
+}
+
 void sparse_save_row(const layer_call *call, int64_t row, int64_t slot)
 {
     const cpu_group *group = call->group;
@@ -43,7 +53,7 @@ void sparse_save_row(const layer_call *call, int64_t row, int64_t slot)
     }
     call->instance->kernels->convert(from, &format, sparse->label, x);
     if (sparse->label_dtype != ATTN_FP8_E4M3) {
-        call->instance->kernels->store(x, 1, sparse->label_dtype, sparse->label, to);
+        put_elements(x, sparse->label, sparse->label_dtype, to);
         return;
     }
     const float scale = choose_scale(x, sparse->label);
