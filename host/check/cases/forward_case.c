@@ -384,6 +384,8 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
         say(&line, ", padded to %d by %d", spec->padded, spec->fill);
     if (spec->spare > 0)
         say(&line, ", %d rows after the last sequence", spec->spare);
+    if (spec->max_kv_len > 0)
+        say(&line, ", up to %d keys", spec->max_kv_len);
 }
 
 /* ---- Problems -------------------------------------------------------------------------------- */
@@ -435,6 +437,8 @@ static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
     for (int32_t s = 0; s < l.num_seqs; s++)
         bounds->max_kv_tokens += round_up(l.kv_len[s], page);
     bounds->max_kv_tokens = at_least_1((int32_t)bounds->max_kv_tokens) + 100 * slack;
+    if (bounds->max_kv_len < spec->max_kv_len)
+        bounds->max_kv_len = spec->max_kv_len;
 }
 
 static void set_group(struct spec_problem *posed, const struct case_spec *spec)

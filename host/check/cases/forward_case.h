@@ -157,6 +157,7 @@ struct case_spec {
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds;     /* bounds beyond what the batch needs */
+    int32_t max_kv_len;    /* a bound that is more than that, too; 0 = it is not */
     bool keys_in_page_0;   /* and no padding that is written */
     bool shares_with_next; /* what is shared is the next sequence's */
     bool decodes_first;    /* MIXED: the sequences that decode come before the others */
