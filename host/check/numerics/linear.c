@@ -47,15 +47,27 @@ static void vary_mode(struct linear_spec *spec, int32_t index)
         linear_spec_mix(spec);
 }
 
+/* Half of the decode batches have dimensions that no vector divides, where the backend has them. */
+static void vary_dims(struct linear_spec *spec, int32_t index)
+{
+    vary_mode(spec, index);
+    if (spec->mode != ATTN_MODE_DECODE || index < FAMILY_CASES / 2 || spec->k_heads == 0)
+        return;
+    spec->k_dim |= 1;
+    spec->v_dim |= 1;
+}
+
 static void run_family(struct check_run *run, uint32_t family)
 {
+    static const linear_change changes[] = {vary_dims, vary_mode, NULL};
     struct linear_spec spec;
     char reason[LINEAR_TEXT] = "";
-    if (!linear_find(run->subject, family, run->seed, vary_mode, run->index, &spec, reason) &&
-        !linear_find(run->subject, family, run->seed, NULL, run->index, &spec, reason))
-        check_skip(run, "%s", reason);
-    else
-        linear_run_spec(run, &spec);
+    for (int n = 0; n < 3; n++)
+        if (linear_find(run->subject, family, run->seed, changes[n], run->index, &spec, reason)) {
+            linear_run_spec(run, &spec);
+            return;
+        }
+    check_skip(run, "%s", reason);
 }
 
 #define FAMILY(name, family)                                                                       \
