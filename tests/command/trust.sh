@@ -518,6 +518,7 @@ while test $i -lt 2000; do
     i=$((i + 1))
 done >long.jsonl
 # begun SIGNAL COMMAND...: the command gets the signal half a second after it has said which backend has which layers.
+# timeout passes it on, and makes it one that ends: a shell in the background has its commands ignore SIGINT, nohup SIGHUP.
 cat >../begun <<'END'
 signal=$1
 shift
@@ -530,7 +531,7 @@ shift
     sleep 0.5
     kill -s "$signal" "$(cat ../process)"
 ) 2>/dev/null >&2 &
-exec sh -c 'echo $$ >../process && exec "$@"' sh "$@"
+exec sh -c 'echo $$ >../process && exec timeout --preserve-status 200 "$@"' sh "$@"
 END
 for signal in INT:130 TERM:143 HUP:129; do
     number=${signal#*:} signal=${signal%:*}
