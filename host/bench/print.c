@@ -129,7 +129,7 @@ static void print_warm(const struct bench_run *run, FILE *file)
         text_wrap_line(
             file, 2, 4,
             "%s: it compiles in its first calls, which are repeated while each takes less than "
-            "half of the previous one, for at most %g s; shown is the last one, after %.3g s",
+            "half of the previous one, for %g s at most; the last one is shown, after %.3g s",
             run->backend, BENCH_WARM_SECONDS, run->warm_seconds);
 }
 
