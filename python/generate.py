@@ -34,7 +34,7 @@ class Kinds:
         stars = kind.count("*")
         words = [w for w in kind.replace("*", " ").split() if w not in ("const", "struct")]
         word = self.resolve(words[0])
-        if word == "pointer" or kind.startswith("function"):
+        if "*" in word or "(" in kind:
             return "c_void_p"
         if stars == 0:
             return "None" if word == "void" else SCALARS.get(word, word)

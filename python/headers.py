@@ -93,15 +93,15 @@ def read_constants(text):
 
 
 def read_typedefs(text):
-    """Names of one type for another, and of function pointers."""
+    """{name: type}, of pointers to functions too."""
     typedefs = {}
     for target, name in re.findall(r"\btypedef\s+([\w\s]+?[\s*]+)(\w+)\s*;", text):
         words = target.replace("*", " *").split()
-        if words[0] in ("struct", "enum") and "*" not in words:
-            continue
-        typedefs[name] = "pointer" if "*" in words else " ".join(words)
-    for name in re.findall(r"\btypedef\s[^;{}]*?\(\s*\*\s*(\w+)\s*\)\s*\(", text):
-        typedefs[name] = "pointer"
+        if words[0] not in ("struct", "enum") or "*" in words:
+            typedefs[name] = " ".join(words)
+    for declaration in re.findall(r"\btypedef\s([^;{}]*?\(\s*\*\s*\w+\s*\)\s*\([^;{}]*\))\s*;", text):
+        kind, name, _ = split_member(" ".join(declaration.split()))
+        typedefs[name] = kind
     return typedefs
 
 
@@ -124,16 +124,22 @@ def split_members(declaration):
 
 
 def split_member(declaration):
-    function = re.match(r"(.*?)\(\s*\*\s*(\w+)\s*\)\s*\((.*)\)$", declaration)
+    function = re.match(r"(.*?)\s*\(\s*\*\s*(\w+)\s*\)\s*\((.*)\)$", declaration)
     if function:
-        return "function *", function.group(2), []
+        result, name, arguments = function.groups()
+        return f"{result} (*)({', '.join(argument_kinds(arguments)) or 'void'})".replace("* (", "*("), name, []
     if re.search(r":\s*\d+$", declaration):
         raise HeaderError(f"bit-field: {declaration}")
     match = re.match(r"(.*?[\s*])(\w+)\s*((?:\[[^\]]*\]\s*)*)$", declaration)
     if not match or "," in declaration:
         raise HeaderError(f"cannot read this member: {declaration}")
-    kind = re.sub(r"\s*\*\s*", " *", match.group(1)).strip()
+    kind = re.sub(r"\s*\*\s*", " *", match.group(1)).replace("* *", "**").strip()
     return kind, match.group(2), re.findall(r"\[([^\]]*)\]", match.group(3))
+
+
+def argument_kinds(arguments):
+    return [split_member(" ".join(part.split()))[0] for part in arguments.split(",")
+            if part.strip() != "void"]
 
 
 def read_functions(text):
@@ -141,9 +147,7 @@ def read_functions(text):
     functions = []
     for result, name, arguments in re.findall(
             r"(?:^|[;}])\s*((?:const\s+)?\w+[\s*]+)(attn\w+)\(([^(){};]*)\)\s*(?=;)", text):
-        kinds = [split_member(" ".join(part.split()))[0] for part in arguments.split(",")
-                 if part.strip() != "void"]
-        functions.append((name, " ".join(result.split()), kinds))
+        functions.append((name, " ".join(result.split()), argument_kinds(arguments)))
     return functions
 
 

@@ -8,6 +8,7 @@ is held against a second source. The output is tests/abi/layout.golden:
 
     const NAME VALUE                        an enumeration constant
     macro NAME VALUE                        a macro without arguments, expanded: a number or a text
+    type NAME TYPE                          a typedef; of a function its result and arguments
     struct NAME SIZE                        starts with struct_size, may grow at its end
     value NAME SIZE                         lies in other structs by value, can never grow
     member STRUCT NAME OFFSET SIZE TYPE     in order
@@ -48,7 +49,7 @@ class Layout:
         word = re.sub(r"\b(const|volatile|struct)\b", "", kind).strip()
         for _ in range(8):
             word = self.typedefs.get(word, word)
-        if word == "pointer":
+        if "*" in word:
             return POINTER, POINTER
         if word in SCALARS:
             return SCALARS[word], SCALARS[word]
@@ -99,6 +100,8 @@ class Layout:
             print(f"const {name} {value}")
         for name, value in self.macros.items():
             print(f"macro {name} {self.macro_value(value)}")
+        for name, kind in self.typedefs.items():
+            print(f"type {name} {kind}")
         for name, (size, _, sized, members) in self.structs.items():
             print(f"{'struct' if sized else 'value'} {name} {size}")
             for member, offset, length, kind in members:
