@@ -2,8 +2,6 @@
 #
 # zoo_run.sh: one section of zoo.txt: `attnhost check` on each plugin finds those rules broken that
 # stand there, and no other. `. zoo_run.sh SECTION`; a commit runs a part of the section (part.sh).
-# zoo_table.sh sets ZOO_TABLE, a file to which a line for each fault is added: fault | what | rules |
-# seconds.
 # shellcheck disable=SC2086
 set -uf
 top=${ATTNHOST_TEST_SRCDIR:-.}
@@ -101,22 +99,11 @@ wanted()
     esac
 }
 
-# spend: $spent are the seconds of the processor that commands have taken so far. (times in a
-# command substitution would only say that.)
-spend()
-{
-    times >"$folder/times"
-    spent=$(awk 'NR == 2 { gsub(/[ms]/, " "); print $1 * 60 + $2 + $3 * 60 + $4 }' "$folder/times")
-}
-
 judge()
 {
     fault=$1 plugin=$2 rules=$3 filters=$4 what=$5
-    spend
-    before=$spent
     check "$plugin" "$fault" $(options "$rules" "$filters")
     code=$?
-    spend
     expected=$(wanted "$rules")
     got=$(found $code)
     if test "$fault" = bad_stack && test "$got" = REFUSED; then
@@ -128,8 +115,6 @@ judge()
 $(grep -A 1 -e '^not ok' -e '^# WARN' "$folder/out" | head -40)
 $(head -5 "$folder/err")"
     fi
-    test -z "${ZOO_TABLE-}" ||
-        echo "$fault | $what | $rules | $before $spent" >>"$ZOO_TABLE"
 }
 
 section=$1

@@ -7,8 +7,8 @@ data, and the plugin's sources know nothing of it:
 
     mutant NAME
     what   one sentence: what is wrong
-    rule   the rule of docs/ABI.md that it breaks
-    also   rules whose checks may notice it sooner; optional
+    rule   the rule of docs/ABI.md that it breaks; then `by` and the cases that find it: the first of
+           the default run, and the first of the rule's own checks where the other is of another rule
     file   a file of plugins/PLUGIN, or plugins/common/FILE, and the .c files that are compiled of
            it where it is not one itself; without this line it is as in the block before. After a
            pair: the pairs that follow are of this file, too
@@ -21,13 +21,13 @@ gone stale does not pass for one that was caught.
 For each, what was changed is compiled again, hardly optimised and with the kernels of the baseline
 alone, so that results are the same on every machine. Then
 
-    attnhost check --fail-fast MUTANT.so                   fails by the rule or by one of `also`
-    attnhost check --fail-fast --filter RULE.* MUTANT.so   fails too, where another came first
+    attnhost check --fail-fast MUTANT.so                   fails by the first check that is named
+    attnhost check --fail-fast --filter RULE.* MUTANT.so   fails too, where that is of another rule
 
 and a mutant without a fault has to pass all of it, if the commit changes the plugin or the checks or
-it is its turn (turn.sh of tests/tools). Without --update the cases that the table in
-docs/FAULTS.md names are run alone first: they are cases of the default run, so where the first
-fails nothing else has to be looked at, but for the second command. Each is run on one processor, so
+it is its turn (turn.sh of tests/tools). Without --update the named cases are run alone first: they
+are cases of the default run, so where the first fails nothing else has to be looked at, but for the
+second command. Of a check another case may fail. Each is run on one processor, so
 with one thread but where a check asks for more: again the same on every machine, and two at a time do
 not wait for each other.
 
@@ -38,7 +38,7 @@ to be run, and a quarter of that where the commit changes neither the plugin nor
 ATTNHOST_TEST_ALL=1 in the environment, and with --update, all of them.
 
 usage: mutants.py PLUGIN [--update] [--jobs N] [NAME]...   from the environment of `make check`
-  --update  write the plugin's table into docs/FAULTS.md; without, it has to be there already
+  --update  write the cases of each mutant into its block; a new mutant needs it
 """
 import concurrent.futures
 import glob
@@ -57,7 +57,6 @@ ATTNHOST = os.environ.get("ATTNHOST_TEST_COMMAND", BUILD + "/attnhost")
 CC = shlex.split(os.environ.get("CC", "cc"))
 COMMON = BUILD + "/plugins/common/.libs/libplugin_common.a"
 COMMON_UNITS = sorted("plugins/common/" + os.path.basename(path) for path in glob.glob(TOP + "/plugins/common/*.c"))
-PAGE = TOP + "/docs/FAULTS.md"
 CFLAGS = (
     "-std=gnu11 -fPIC -pthread -w -ffp-contract=off -fvisibility=hidden "
     f"-fno-semantic-interposition -I{TOP}/include -I{TOP}"
@@ -97,7 +96,7 @@ class Plugin:
 class Mutant:
     def __init__(self, plugin, name, place):
         self.plugin, self.name, self.place = plugin, name, place
-        self.what, self.rule, self.also = "", "", []
+        self.what, self.rule, self.cases = "", "", []
         self.file, self.units = "", []
         self.changes = []  # [old, new] lines and their file
         self.killer, self.own, self.seconds, self.wrong = "", "", 0.0, ""
@@ -132,16 +131,17 @@ def read_line(mutant, line, place):
             mutant.changes[-1][0].append(line[2:])
         else:
             mutant.changes[-1][1] = (mutant.changes[-1][1] or []) + [line[2:]]
-    elif key == "also":
-        mutant.also = value.split()
+    elif key == "rule":
+        mutant.rule, *cases = value.split()
+        mutant.cases = [case for case in cases if case != "by"]
     elif key == "file":
         before = mutant.units if mutant.changes else []
         mutant.file, *units = value.split()
         mutant.units = before + [u for u in units or [mutant.file] if u not in before]
-    elif key in ("what", "rule"):
-        setattr(mutant, key, value.strip())
+    elif key == "what":
+        mutant.what = value.strip()
     else:
-        raise ValueError(f"{place}: '{line}': accepted mutant, what, rule, also, file, -, +")
+        raise ValueError(f"{place}: '{line}': accepted mutant, what, rule, file, -, +")
 
 
 def read_family(plugin, path):
@@ -173,9 +173,8 @@ def read_all(plugin):
         if not set(m.units) <= set(plugin.units) | set(COMMON_UNITS):
             raise ValueError(f"{m.place}: {m.units}: accepted {plugin.units + COMMON_UNITS}")
         m.texts()
-        for rule in [m.rule] + m.also:
-            if f"| {rule} |" not in rules:
-                raise ValueError(f"{m.place}: no rule {rule} in docs/ABI.md")
+        if f"| {m.rule} |" not in rules:
+            raise ValueError(f"{m.place}: no rule {m.rule} in docs/ABI.md")
     names = [m.name for m in mutants]
     for name in names:
         if names.count(name) > 1 or name == SOUND:
@@ -278,19 +277,19 @@ def rule_of(case):
     return case.partition(".")[0]
 
 
-def known_cases(plugin):
-    """By mutant: the cases that its row of the table names."""
-    with open(PAGE, encoding="utf-8") as file:
-        page = file.read()
-    part = page.partition(f"<!-- mutants of {plugin.name} -->")[2].partition("<!-- /")[0]
-    rows = re.findall("^[|] `([a-z0-9_]+)` [|].*[|] ([^|]+) [|] [0-9.]+ [|]$", part, re.M)
-    return {name: cases.split("; ") for name, cases in rows}
+def checks_of(cases):
+    return [case.partition("/")[0] for case in cases]
 
 
-def falls_as_known(mutant, cases):
-    """By the first of the cases at least; judge() looks for another one of its own rule."""
+def found(mutant):
+    """The cases as its block names them."""
+    return list(dict.fromkeys([mutant.killer, mutant.own]))
+
+
+def falls_as_known(mutant):
+    """By the first of its cases at least; judge() looks for another one of its own rule."""
     try:
-        fails = [check(mutant, case)[0] for case in cases]
+        fails = [check(mutant, case)[0] for case in mutant.cases]
     except ValueError:  # there is no such case any more
         return False
     if not fails or not fails[0]:
@@ -299,22 +298,22 @@ def falls_as_known(mutant, cases):
     return True
 
 
-def judge(mutant, known):
+def judge(mutant, update):
     try:
         build(mutant)
-        if not falls_as_known(mutant, known.get(mutant.name, [])):
+        if update or not falls_as_known(mutant):
             mutant.killer, said = check(mutant)
             mutant.own = mutant.killer
             mutant.skipped = BUSY if BUSY in said and not mutant.killer else ""
         if not mutant.killer:
             mutant.wrong = "" if mutant.skipped else "survives"
-        elif rule_of(mutant.killer) not in [mutant.rule] + mutant.also:
-            mutant.wrong = f"is caught by {mutant.killer}, expected {mutant.rule} or `also`"
         elif rule_of(mutant.own) != mutant.rule:
             mutant.own, said = check(mutant, f"{mutant.rule}.*")
             mutant.skipped = BUSY if BUSY in said and not mutant.own else ""
             if not mutant.own and not mutant.skipped:
                 mutant.wrong = f"passes the checks of {mutant.rule}"
+        if not (update or mutant.wrong or mutant.skipped) and checks_of(found(mutant)) != checks_of(mutant.cases):
+            mutant.wrong = f"is found by {found(mutant)}, expected {mutant.cases}: see --update"
         shutil.rmtree(f"{mutant.plugin.folder}/{mutant.name}")
     except ValueError as error:
         mutant.wrong = str(error)
@@ -341,44 +340,18 @@ def judge_sound(plugin, update):
     return sound
 
 
-# ---- The table -----------------------------------------------------------------------------------
-
-
-def row(m):
-    own = "" if m.own == m.killer else f"; {m.own}"
-    return f"| `{m.name}` | {m.what} | {m.rule} | {m.killer}{own} | {m.seconds:.1f} |"
-
-
-def table(mutants):
-    """As it stands in the document."""
-    lines = ["| mutant | what is wrong | rule | killed by | seconds |", "|---|---|---|---|---|"]
-    return "\n".join(lines + [row(m) for m in mutants]) + "\n"
-
-
-def essence(text, judged):
-    """What of the rows has to be right: not the seconds, nor which of a check's cases it was; of
-    mutants that were not run, what they are."""
-    rows = re.findall("^[|] (`([a-z0-9_]+)` [|].*[|].*)([|].*)[|] [0-9.]+ [|]$", text, re.M)
-    return [what + (re.sub("/[0-9]+", "", killed) if name in judged else "")
-            for what, name, killed in rows]
-
-
-def in_document(plugin, mutants, judged, update):
-    """"" or how the document differs; with `update` it is written."""
-    with open(PAGE, encoding="utf-8") as file:
-        page = file.read()
-    mark = f"mutants of {plugin.name} -->"
-    parts = re.split(f"(<!-- /?{mark}\n)", page)
-    if len(parts) != 5:
-        return f"{PAGE} has no part between <!-- {mark} and <!-- /{mark}"
-    if update:
-        parts[2] = table(mutants)
-        with open(PAGE, "w", encoding="utf-8") as file:
-            file.write("".join(parts))
-        return ""
-    old, new = essence(parts[2], judged), essence(table(mutants), judged)
-    differ = [line for line in old + new if (line in old) != (line in new)]
-    return "the table is out of date, see --update:\n" + "\n".join(differ) if old != new else ""
+def write_cases(mutants):
+    """Into the blocks of these mutants."""
+    cases = {m.name: " ".join(found(m)) for m in mutants}
+    for path in glob.glob(mutants[0].plugin.families + "/*.txt"):
+        with open(path, encoding="utf-8") as file:
+            blocks = re.split("(?m)^(?=mutant )", file.read())
+        for i, block in enumerate(blocks):
+            name = block.partition("\n")[0].removeprefix("mutant ")
+            if name in cases:
+                blocks[i] = re.sub("(?m)^(rule +[^ \n]+).*", f"\\1 by {cases[name]}", block)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("".join(blocks))
 
 
 # ---- The command ---------------------------------------------------------------------------------
@@ -425,20 +398,16 @@ def main(arguments):
     with concurrent.futures.ThreadPoolExecutor(jobs, initializer=take_processor) as pool:
         build_sound(plugin, pool)
         works = [] if names else [pool.submit(judge_sound, plugin, update)]
-        known = {} if update or names else known_cases(plugin)
-        works += [pool.submit(judge, m, known) for m in chosen]
+        works += [pool.submit(judge, m, update) for m in chosen]
         for number, work in enumerate(works, 1):
             m = work.result()
             found = m.killer or "no check fails"
-            if update:  # a row needs its case
+            if update:  # a block needs its cases
                 m.wrong = m.wrong or m.skipped
             tap(number, f"{m.name}: {found} ({m.seconds:.1f} s)", m.wrong, m.skipped)
             bad += bool(m.wrong)
-    if not names and not bad:
-        number += 1
-        wrong = in_document(plugin, mutants, {m.name for m in chosen if not m.skipped}, update)
-        tap(number, f"docs/FAULTS.md has this table of {plugin.name}", wrong)
-        bad += bool(wrong)
+    if update and not bad:
+        write_cases(chosen)
     print(f"1..{number}\n# {len(chosen)} mutants in {time.monotonic() - begin:.0f} s")
     return 1 if bad else 0
 
