@@ -8,11 +8,10 @@ Each mutant (mutate.py) is compiled, linked with the unit tests of its file and 
   equivalent  if an optimising compiler makes the same code of it as of the original
   survived    otherwise
   invalid     if it does not compile
-A full run writes the report: what stands there between the marks, the table and the survivors. Each
-survivor needs a line `KEY | REASON` in survivors.txt, and each line there a survivor; the share of
-killed ones must be at least --least. Mutants are the same each time; --sample takes some of them, by
---seed, and writes no report. --list judges none: it looks whether the lines of survivors.txt name
-mutants that there are, and writes them into the report.
+A full run writes the report: the table between the marks. Each survivor needs a line `KEY | REASON` in
+survivors.txt, and each line there a survivor; the share of killed ones must be at least --least.
+Mutants are the same each time; --sample takes some of them, by --seed, and writes no report. --list
+judges none: it looks whether the lines of survivors.txt name mutants that there are.
 """
 import argparse
 import hashlib
@@ -240,23 +239,9 @@ def table(results):
     return text + row("all", count(results))
 
 
-def cell(text):
-    return text.replace("|", "\\|")
-
-
-def survivors(keys, reasons):
-    text = "| file, function | line of code | change | why it survives |\n|---|---|---|---|\n"
-    for key in keys:
-        file, function, *line, change = key.split(" | ")
-        text += "| `%s`, `%s` | `%s` | %s | %s |\n" % (
-            file, function, cell(" | ".join(line)), cell(change),
-            cell(reasons.get(key, "**no reason given**")))
-    return text
-
-
-def write_between(path, mark, content):
-    """Put the content between `<!-- mark -->` and `<!-- /mark -->`; the rest stays."""
-    begin, end = "<!-- %s -->\n" % mark, "<!-- /%s -->\n" % mark
+def report(path, results):
+    """Put the table between its marks; the rest stays."""
+    begin, end = "<!-- table -->\n", "<!-- /table -->\n"
     with open(path) as file:
         text = file.read()
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
@@ -264,13 +249,7 @@ def write_between(path, mark, content):
             path, begin.strip(), end.strip()))
     before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
     with open(path, "w") as file:
-        file.write(before + "\n" + content + "\n" + after)
-
-
-def report(path, results, reasons):
-    write_between(path, "table", table(results))
-    write_between(path, "survivors", survivors(
-        [mutant.key for mutant, result, _ in results if result == SURVIVED], reasons))
+        file.write(before + "\n" + table(results) + "\n" + after)
 
 
 def stale(mutants, files, reasons):
@@ -279,14 +258,12 @@ def stale(mutants, files, reasons):
     return [key for key in reasons if key not in keys and key.split(" | ")[0] in files]
 
 
-def list_survivors(path, mutants, reasons):
-    """Those of survivors.txt, without judging them; returns whether all are mutants."""
+def list_survivors(mutants, reasons):
+    """Returns whether all lines of survivors.txt are mutants."""
     wrong = stale(mutants, TESTS, reasons)
     wrong += [key for key in reasons if key.split(" | ")[0] not in TESTS]
     for key in wrong:
         print("mutation: survivors.txt names no mutant: " + key, file=sys.stderr)
-    if path and not wrong:
-        write_between(path, "survivors", survivors(reasons, reasons))
     return not wrong
 
 
@@ -366,7 +343,7 @@ def read_options(here):
                         "killed then is not judged again where the file is the same")
     parser.add_argument("--report", help="the report, to be written after a full run")
     parser.add_argument("--list", action="store_true",
-                        help="judge nothing; write survivors.txt into the report")
+                        help="judge nothing; compare survivors.txt with the mutants")
     parser.add_argument("--least", type=float, default=80, help="per cent to be killed")
     options = parser.parse_args()
     options.cflags += " -I%s/include -I%s" % (options.source, options.source)
@@ -383,7 +360,7 @@ def main():
         mutants += mutate.mutants(file, sources[file])
     reasons = read_reasons(os.path.join(here, "survivors.txt"))
     if options.list:
-        sys.exit(not list_survivors(options.report, mutants, reasons))
+        sys.exit(not list_survivors(mutants, reasons))
     for key in stale(mutants, options.files, reasons):
         sys.exit("survivors.txt names no mutant: " + key)
     with tempfile.TemporaryDirectory() as folder:
@@ -394,7 +371,7 @@ def main():
     if len(results) < len(mutants) or set(options.files) != set(TESTS):
         sys.exit(0)
     if options.report:
-        report(options.report, results, reasons)
+        report(options.report, results)
     sys.exit(not complain(results, reasons, options.least))
 
 
