@@ -61,7 +61,7 @@ static void assert_batch(attnhost_metadata *metadata, attn_status status, const 
     assert_says(part);
 }
 
-START_TEST(inconsistent_batches)
+TEST_OF(example_rows, inconsistent_batches)
 {
     static const int32_t good[3] = {3, 4, 7}, jump[3] = {0, 100000, 100060}, falls[3] = {4, 2, 8},
                          below[3] = {-2, 0, 1}, wraps[3] = {INT32_MIN, 0, INT32_MAX};
@@ -90,11 +90,10 @@ START_TEST(inconsistent_batches)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* The bounds may have room for fewer rows than sequences. The host refuses a DECODE batch of more;
  * the plugin has to on its own, since a composite may be its caller. */
-START_TEST(more_sequences_than_tokens)
+TEST_OF(example_rows, more_sequences_than_tokens)
 {
     attnhost_backend *backend = compose_example();
     bounds.max_tokens = 2;
@@ -131,11 +130,10 @@ START_TEST(more_sequences_than_tokens)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- Rows of padding that no sequence has ---------------------------------------------------- */
 
-START_TEST(padding_rows)
+TEST_OF(example_rows, padding_rows)
 {
     enum { TOKENS = 5, Q_HEADS = 4, KV_HEADS = 2, DIM = 64, PAGES = 1 };
     static float q[TOKENS * Q_HEADS * DIM], out[TOKENS * Q_HEADS * DIM];
@@ -175,7 +173,6 @@ START_TEST(padding_rows)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- New keys -------------------------------------------------------------------------------- */
 
@@ -225,7 +222,7 @@ static void assert_reads_arguments(attnhost_metadata *metadata, uint32_t flags)
     }
 }
 
-START_TEST(new_keys_that_are_not_saved)
+TEST_OF(example_rows, new_keys_that_are_not_saved)
 {
     static const int32_t indptr[3] = {0, 1, 5};
     static const int64_t nowhere[NEW_ROWS] = {-1, -1, -1, -1, -1};
@@ -246,10 +243,9 @@ START_TEST(new_keys_that_are_not_saved)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* A batch brings KV groups of other backends, too: nothing in them is this one's concern. */
-START_TEST(groups_of_others)
+TEST_OF(example_rows, groups_of_others)
 {
     static const int32_t indptr[3] = {0, 1, 5}, own[2] = {1, 9};
     attnhost_backend *backend = NULL;
@@ -268,7 +264,6 @@ START_TEST(groups_of_others)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- What it refuses ------------------------------------------------------------------------- */
 
@@ -304,7 +299,7 @@ static void assert_grammar(const char *accepted)
     }
 }
 
-START_TEST(reasons_are_lists)
+TEST_OF(example_rows, reasons_are_lists)
 {
     static const char *const features[] = {"attn.unheard_of/1"};
     ck_assert_int_eq(load("example_rows"), ATTN_OK);
@@ -331,10 +326,9 @@ START_TEST(reasons_are_lists)
     for (uint32_t r = 0; r < 16; r++)
         assert_grammar(reasons[r].accepted);
 }
-END_TEST
 
 /* Every named field set to what is accepted: supported. */
-START_TEST(dtypes_are_named)
+TEST_OF(example_rows, dtypes_are_named)
 {
     ck_assert_int_eq(load("example_rows"), ATTN_OK);
     make_problems();
@@ -352,9 +346,8 @@ START_TEST(dtypes_are_named)
     problems[0].q_dtype = problems[0].out_dtype = ATTN_BF16;
     ck_assert_uint_eq(ask(), 0);
 }
-END_TEST
 
-START_TEST(unknown_flags)
+TEST_OF(example_rows, unknown_flags)
 {
     ck_assert_int_eq(load("example_rows"), ATTN_OK);
     make_problems();
@@ -363,9 +356,8 @@ START_TEST(unknown_flags)
     ck_assert_uint_eq(reasons[0].code, ATTN_REASON_UNKNOWN_FEATURE);
     ck_assert_str_eq(reasons[0].accepted, "absent");
 }
-END_TEST
 
-START_TEST(create_names_the_field)
+TEST_OF(example_rows, create_names_the_field)
 {
     ck_assert_int_eq(load("example_rows"), ATTN_OK);
     attnhost_backend *backend = compose("example_rows");
@@ -380,27 +372,6 @@ START_TEST(create_names_the_field)
     ck_assert_uint_eq(error.base.field, ATTN_FIELD_ATTENTION_CHUNK);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("example_rows");
-    TCase *tests = tcase_create("example_rows");
-    tcase_add_checked_fixture(tests, setup, teardown);
-    tcase_add_test(tests, inconsistent_batches);
-    tcase_add_test(tests, more_sequences_than_tokens);
-    tcase_add_test(tests, padding_rows);
-    tcase_add_test(tests, new_keys_that_are_not_saved);
-    tcase_add_test(tests, groups_of_others);
-    tcase_add_test(tests, reasons_are_lists);
-    tcase_add_test(tests, dtypes_are_named);
-    tcase_add_test(tests, unknown_flags);
-    tcase_add_test(tests, create_names_the_field);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(example_rows, .set_up = setup, .tear_down = teardown);
+TESTS("example_rows");

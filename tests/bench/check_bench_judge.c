@@ -85,7 +85,7 @@ static void close_judge(void)
     judge_destroy(j);
 }
 
-START_TEST(right_rows_pass)
+LOOP_OF(judge, right_rows_pass, 0, 2)
 {
     judge_batch batch = make_batch(_i);
     ck_assert_int_eq(judge_rows(j, &batch, verdicts), ATTN_OK);
@@ -95,7 +95,6 @@ START_TEST(right_rows_pass)
         ck_assert(verdicts[n].worst > 0 && verdicts[n].worst <= 1);
     }
 }
-END_TEST
 
 /* Those of a batch that is causal are no rows of one that is not, but for the last of each head. */
 TEST_OF(judge, causal_is_another_thing)
@@ -151,12 +150,5 @@ TEST_OF(judge, bad_batches_are_refused)
     ck_assert(judge_false_alarm() > 0 && judge_false_alarm() <= 1e-9);
 }
 
-int main(void)
-{
-    Suite *s = suite_create("bench judge");
-    TCase *c = tcase_create("judge");
-    tcase_add_checked_fixture(c, open_judge, close_judge);
-    tcase_add_loop_test(c, right_rows_pass, 0, 2);
-    suite_add_tcase(s, c);
-    return test_main(s);
-}
+GROUP(judge, .set_up = open_judge, .tear_down = close_judge);
+TESTS("bench judge");

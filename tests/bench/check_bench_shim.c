@@ -273,7 +273,7 @@ static void run_captured(bench *b)
 
 static const char *const index_forms[] = {"req_to_token", "block_table", "csr"};
 
-START_TEST(shapes)
+LOOP_OF(fake_device, shapes, 0, 16 * 3 * 2)
 {
     static layer layers[LAYERS];
     static const struct {
@@ -309,7 +309,6 @@ START_TEST(shapes)
     bench_destroy(b);
     device_release(device, ATTN_SPACE_DEVICE, placed);
 }
-END_TEST
 
 TEST_OF(fake_device, another_size_is_refused)
 {
@@ -322,12 +321,5 @@ TEST_OF(fake_device, another_size_is_refused)
     bench_destroy(b);
 }
 
-int main(void)
-{
-    Suite *s = suite_create("bench_shim");
-    TCase *tc = tcase_create("fake_device");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_loop_test(tc, shapes, 0, 16 * 3 * 2);
-    suite_add_tcase(s, tc);
-    return test_main(s);
-}
+GROUP(fake_device, .set_up = set_up, .tear_down = tear_down);
+TESTS("bench_shim");

@@ -155,7 +155,7 @@ static void run(shim *s, int graph)
     device_graph_destroy(device, made);
 }
 
-START_TEST(prompts_and_decodes)
+LOOP_OF(shim, prompts_and_decodes, 0, 4)
 {
     static struct tensors t;
     int decode = _i & 1, graph = _i >> 1 & 1, tokens = decode ? 1 : MOST;
@@ -182,19 +182,6 @@ START_TEST(prompts_and_decodes)
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         device_release(device, ATTN_SPACE_DEVICE, memory[i]);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("linear_shim");
-    TCase *tc = tcase_create("shim");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    tcase_add_loop_test(tc, prompts_and_decodes, 0, 4);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(shim, .set_up = set_up, .tear_down = tear_down);
+TESTS("linear_shim");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_main.h: the end of every Check program of the project.
+ * test_main.h: the tests of a Check program, their groups, and its main().
  */
 #ifndef TEST_MAIN_H
 #define TEST_MAIN_H
@@ -45,23 +45,15 @@ static inline bool case_is_in_part(void)
     return cases_cut.num_seen++ % cases_cut.parts == cases_cut.part;
 }
 
-static inline void add_cases_in_part(TCase *group, const TTest *test, int first, int end)
-{
-    for (int round = first; round < end; round++)
-        if (case_is_in_part())
-            tcase_add_loop_test(group, test, round, round + 1);
-}
+#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
 
-#undef tcase_add_test
-#define tcase_add_test(group, test) add_cases_in_part(group, test, 0, 1)
-#undef tcase_add_loop_test
-#define tcase_add_loop_test(group, test, first, end) add_cases_in_part(group, test, first, end)
+/* ---- Tests and groups --------------------------------------------------------------------------- */
 
-/* A test that says where it is defined which group it is of. */
+/* A test, and the rounds that it is run for. */
 struct test_entry {
     const char *group;
     const TTest *const *test;
-    int line;
+    int line, first, end;
     bool is_added;
     struct test_entry *next;
 };
@@ -82,60 +74,99 @@ static inline void enter_test(struct test_entry *entry)
     *place = entry;
 }
 
-/* TEST_OF(group, name) { ... } defines a test as START_TEST does, and adds it to the group of this name: to the one that
- * the program makes by tcase_create(), as it must where the group has fixtures, or to one that test_main() makes. */
-#define TEST_OF(group_name, name)                                                                  \
-    static const TTest *name;                                                                      \
-    __attribute__((constructor)) static void enter_##name(void)                                    \
+/* Adds a test that is defined above to a group, for the rounds from `from` up to `to`. */
+#define ENTER_TEST(group_name, name, from, to)                                                     \
+    __attribute__((constructor)) static void enter_##group_name##_##name##_##from(void)            \
     {                                                                                              \
-        static struct test_entry entry = {.group = #group_name, .test = &name, .line = __LINE__};  \
-        enter_test(&entry);                                                                        \
+        static struct test_entry this_test = {                                                     \
+            .group = #group_name, .test = &name, .line = __LINE__, .first = (from)};               \
+        this_test.end = (int)(to);                                                                 \
+        enter_test(&this_test);                                                                    \
     }                                                                                              \
+    _Static_assert(1, "")
+
+/* LOOP_OF(group, name, from, to) { ... } defines a test as START_TEST does, and adds it to the group of this name. _i is
+ * the round. */
+#define LOOP_OF(group_name, name, from, to)                                                        \
+    static const TTest *name;                                                                      \
+    ENTER_TEST(group_name, name, from, to);                                                        \
     START_TEST(name)
+#define TEST_OF(group_name, name) LOOP_OF(group_name, name, 0, 1)
+
+enum { NO_TIMEOUT = -1 };
+
+/* Settings of a group: functions around each test or, _once, around all of them, the seconds of a test, and words that
+ * CK_INCLUDE_TAGS and CK_EXCLUDE_TAGS choose. */
+struct test_group {
+    const char *name;
+    SFun set_up, tear_down, set_up_once, tear_down_once;
+    int timeout;
+    const char *tags;
+    bool has_tests;
+    struct test_group *next;
+};
+
+static inline struct test_group **test_groups(void)
+{
+    static struct test_group *first;
+    return &first;
+}
+
+/* GROUP(name, .set_up = set_up, .timeout = 120); */
+#define GROUP(group_name, ...)                                                                     \
+    __attribute__((constructor)) static void describe_##group_name(void)                           \
+    {                                                                                              \
+        static struct test_group this_group = {.name = #group_name, __VA_ARGS__};                  \
+        this_group.next = *test_groups();                                                          \
+        *test_groups() = &this_group;                                                              \
+    }                                                                                              \
+    _Static_assert(1, "")
 
 static inline TCase *make_group(const char *name)
 {
-    TCase *group = tcase_create(name);
-    for (struct test_entry *entry = *test_entries(); entry; entry = entry->next)
-        if (strcmp(entry->group, name) == 0) {
-            tcase_add_test(group, *entry->test);
-            entry->is_added = true;
-        }
-    return group;
+    TCase *made = tcase_create(name);
+    struct test_group *group = *test_groups();
+    while (group && strcmp(group->name, name) != 0)
+        group = group->next;
+    if (!group)
+        return made;
+    group->has_tests = true;
+    tcase_add_checked_fixture(made, group->set_up, group->tear_down);
+    tcase_add_unchecked_fixture(made, group->set_up_once, group->tear_down_once);
+    if (group->timeout != 0)
+        tcase_set_timeout(made, group->timeout == NO_TIMEOUT ? 0 : group->timeout);
+    if (group->tags)
+        tcase_set_tags(made, group->tags);
+    return made;
 }
-#define tcase_create(name) make_group(name)
 
-static inline void add_other_groups(Suite *suite)
+static inline void add_group(Suite *suite, const char *name)
 {
-    for (struct test_entry *entry = *test_entries(); entry; entry = entry->next)
-        if (!entry->is_added)
-            suite_add_tcase(suite, make_group(entry->group));
+    TCase *group = make_group(name);
+    suite_add_tcase(suite, group);
+    for (struct test_entry *entry = *test_entries(); entry; entry = entry->next) {
+        if (strcmp(entry->group, name) != 0)
+            continue;
+        entry->is_added = true;
+        for (int round = entry->first; round < entry->end; round++)
+            if (case_is_in_part())
+                tcase_add_loop_test(group, *entry->test, round, round + 1);
+    }
 }
 
-/* A row of a program's table of tests. Those of a group follow each other. */
-struct test_row {
-    const char *group;
-    const TTest *const *test;
-    int loops;
-};
-
-static inline Suite *suite_of_rows(const char *name, const struct test_row *rows, size_t count)
+/* Run this file's tests, print each in TAP (the driver of `make check` reads it), and return what
+ * main() shall return. The environment's CK_FORK, CK_RUN_CASE ... work as documented by Check. */
+static inline int test_main(const char *name)
 {
     Suite *suite = suite_create(name);
-    TCase *group = NULL;
-    for (size_t r = 0; r < count; r++) {
-        if (r == 0 || strcmp(rows[r].group, rows[r - 1].group) != 0)
-            suite_add_tcase(suite, group = tcase_create(rows[r].group));
-        tcase_add_loop_test(group, *rows[r].test, 0, rows[r].loops);
-    }
-    return suite;
-}
-
-/* Run the suite, print each test in TAP (the driver of `make check` reads it), and return what
- * main() shall return. The environment's CK_FORK, CK_RUN_CASE ... work as documented by Check. */
-static inline int test_main(Suite *suite)
-{
-    add_other_groups(suite);
+    for (struct test_entry *entry = *test_entries(); entry; entry = entry->next)
+        if (!entry->is_added)
+            add_group(suite, entry->group);
+    for (struct test_group *group = *test_groups(); group; group = group->next)
+        if (!group->has_tests) {
+            printf("Bail out! the group %s has no tests\n", group->name);
+            return EXIT_FAILURE;
+        }
     SRunner *runner = srunner_create(suite);
     srunner_set_tap(runner, "-");
     srunner_run_all(runner, CK_SILENT);
@@ -143,5 +174,13 @@ static inline int test_main(Suite *suite)
     srunner_free(runner);
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
+
+/* TESTS("name"); is the main() of a program that always runs. */
+#define TESTS(name)                                                                                \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        return test_main(name);                                                                    \
+    }                                                                                              \
+    _Static_assert(1, "")
 
 #endif /* TEST_MAIN_H */

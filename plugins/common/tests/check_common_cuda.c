@@ -414,13 +414,4 @@ TEST_OF(common_cuda, a_kernel_reads_by_it)
     unload();
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("common_cuda");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("common_cuda");

@@ -314,13 +314,4 @@ TEST_OF(common_device, a_softmax_taken_one_by_one)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("common_device");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("common_device");

@@ -473,19 +473,4 @@ TEST_OF(merge, merging_keeps_what_is_not_finite)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("common_kernels");
-    TCase *tc = tcase_create("elements");
-    suite_add_tcase(s, tc);
-    tc = tcase_create("save_kv");
-    suite_add_tcase(s, tc);
-    tc = tcase_create("merge");
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("common_kernels");

@@ -242,16 +242,5 @@ TEST_OF(plugin_util, entry_agrees_on_a_version)
     ck_assert_ptr_null(plugin.name);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("plugin_util");
-    TCase *tests = tcase_create("plugin_util");
-    tcase_add_checked_fixture(tests, setup, NULL);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(plugin_util, .set_up = setup);
+TESTS("plugin_util");

@@ -58,7 +58,7 @@ static void expect_cases(enum check_code code)
     }
 }
 
-START_TEST(every_pair_agrees_with_the_oracle)
+LOOP_OF(linear_pairs, every_pair_agrees_with_the_oracle, 0, (BACKENDS * (BACKENDS - 1)))
 {
     int first = _i / (BACKENDS - 1), second = _i % (BACKENDS - 1);
     second += second >= first;
@@ -66,28 +66,13 @@ START_TEST(every_pair_agrees_with_the_oracle)
     expect_cases(CHECK_PASS);
     close_subject();
 }
-END_TEST
 
 /* So both do compute. */
-START_TEST(a_wrong_one_is_noticed)
+LOOP_OF(linear_pairs, a_wrong_one_is_noticed, 0, 2)
 {
     open_pair(_i == 0 ? "state_in_place" : "in_steps", _i == 0 ? "in_steps" : "spoiled_output");
     expect_cases(CHECK_FAIL);
     close_subject();
 }
-END_TEST
 
-static Suite *linear_pairs_suite(void)
-{
-    Suite *suite = suite_create("linear_pairs");
-    TCase *tcase = tcase_create("linear_pairs");
-    tcase_add_loop_test(tcase, every_pair_agrees_with_the_oracle, 0, BACKENDS * (BACKENDS - 1));
-    tcase_add_loop_test(tcase, a_wrong_one_is_noticed, 0, 2);
-    suite_add_tcase(suite, tcase);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(linear_pairs_suite());
-}
+TESTS("linear_pairs");

@@ -174,7 +174,7 @@ static const float log_decays[] = {-4e-8f, -2e-8f, -1e-3f};
 
 enum { ISAS = sizeof isas / sizeof isas[0], DECAYS = sizeof log_decays / sizeof log_decays[0] };
 
-START_TEST(the_state_of_a_long_prompt)
+LOOP_OF(long_decay, the_state_of_a_long_prompt, 0, (ISAS * DECAYS))
 {
     const float log_decay = log_decays[_i % DECAYS];
     double worst = 0;
@@ -187,10 +187,9 @@ START_TEST(the_state_of_a_long_prompt)
     ck_assert_msg(worst < 2e-6, "log decay %g: the state is off by %g of itself", (double)log_decay,
                   worst);
 }
-END_TEST
 
 /* A row alone, too, as decode has them. */
-START_TEST(the_cut_of_a_prompt_does_not_show)
+LOOP_OF(long_decay, the_cut_of_a_prompt_does_not_show, 0, ISAS)
 {
     static const int32_t whole[] = {300}, cut[] = {40, 41, 105, 206, 300};
     static float out_of_whole[300][DIM], state_of_whole[DIM][DIM];
@@ -203,19 +202,5 @@ START_TEST(the_cut_of_a_prompt_does_not_show)
     ck_assert_mem_eq(out, out_of_whole, sizeof out_of_whole);
     ck_assert_mem_eq(state[1], state_of_whole, sizeof state_of_whole);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("long_decay");
-    TCase *tests = tcase_create("long_decay");
-    tcase_add_loop_test(tests, the_state_of_a_long_prompt, 0, ISAS * DECAYS);
-    tcase_add_loop_test(tests, the_cut_of_a_prompt_does_not_show, 0, ISAS);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("long_decay");

@@ -237,16 +237,5 @@ TEST_OF(refused, cross_attention_without_a_position)
     case_destroy(c);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("cpu_native");
-    TCase *refused = tcase_create("refused");
-    tcase_add_unchecked_fixture(refused, open_plugin, NULL);
-    suite_add_tcase(s, refused);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(refused, .set_up_once = open_plugin);
+TESTS("cpu_native");

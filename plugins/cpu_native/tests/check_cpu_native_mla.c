@@ -316,7 +316,7 @@ static const struct {
     {2, 128, {190, 1}, 4, "two times 64 rows, of both"},
 };
 
-START_TEST(units_of_work)
+LOOP_OF(oracle, units_of_work, 0, COUNT(unit_cases))
 {
     static const attn_mla_dims dims = {sizeof dims, 32, 16, 8};
     struct mla_case *c = calloc(1, sizeof *c);
@@ -346,7 +346,6 @@ START_TEST(units_of_work)
                   (long long)last_count, (long long)unit_cases[_i].units, unit_cases[_i].why);
     case_free(c);
 }
-END_TEST
 
 /* ---- mla.latent_fp8/1 ------------------------------------------------------------------------ */
 
@@ -371,7 +370,7 @@ static double special_number(struct mla_case *c, int64_t row, int32_t d)
 }
 
 /* The cache after SAVE_KV, to the bit, in either form. */
-START_TEST(packed_writer)
+LOOP_OF(oracle, packed_writer, 0, 6)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
     uint64_t seed = PLAIN_CASES + (uint64_t)_i;
@@ -405,10 +404,9 @@ START_TEST(packed_writer)
     free(image.data);
     case_free(c);
 }
-END_TEST
 
 /* Whether latents come from the arguments or were saved before changes no bit. */
-START_TEST(packed_saved_then_read)
+LOOP_OF(oracle, packed_saved_then_read, 0, 8)
 {
     const uint64_t end = PLAIN_CASES + (uint64_t)random_cases(96);
     for (uint64_t seed = PLAIN_CASES + (uint64_t)_i; seed < end; seed += 8) {
@@ -435,7 +433,6 @@ START_TEST(packed_saved_then_read)
         case_free(c);
     }
 }
-END_TEST
 
 /* ---- Rounded probabilities ------------------------------------------------------------------- */
 
@@ -527,7 +524,7 @@ TEST_OF(oracle, rounded_probabilities)
 /* ---- Many heads ------------------------------------------------------------------------------ */
 
 /* A head by itself gives the bits that it has among others. */
-START_TEST(rows_by_themselves)
+LOOP_OF(oracle, rows_by_themselves, 0, 12)
 {
     struct mla_case *c = _i < 8 ? case_of(1 + 4 * (uint64_t)_i) : rounding_case((uint64_t)_i);
     while (c->f.problem.mla_expanded != 0) {
@@ -566,10 +563,9 @@ START_TEST(rows_by_themselves)
     free(all);
     case_free(c);
 }
-END_TEST
 
 /* NaN in the last new latent changes the last query of its sequence alone. */
-START_TEST(hidden_nan)
+LOOP_OF(oracle, hidden_nan, 0, 12)
 {
     uint64_t seed = (uint64_t)(_i % 8) * (CASES / 8);
     const int64_t isa = _i < 8 ? _i % 2 : 0;
@@ -600,7 +596,6 @@ START_TEST(hidden_nan)
     free(kept);
     case_free(c);
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
@@ -701,24 +696,6 @@ TEST_OF(refused, reasons_of_a_refusal)
     case_free(c);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("cpu_native_mla");
-    TCase *oracle = tcase_create("oracle"), *refused = tcase_create("refused");
-    tcase_add_unchecked_fixture(oracle, open_plugin, NULL);
-    tcase_add_unchecked_fixture(refused, open_plugin, NULL);
-    tcase_set_timeout(oracle, 120);
-    tcase_add_loop_test(oracle, units_of_work, 0, sizeof unit_cases / sizeof unit_cases[0]);
-    tcase_add_loop_test(oracle, packed_writer, 0, 6);
-    tcase_add_loop_test(oracle, packed_saved_then_read, 0, 8);
-    tcase_add_loop_test(oracle, rows_by_themselves, 0, 12);
-    tcase_add_loop_test(oracle, hidden_nan, 0, 12);
-    suite_add_tcase(made, oracle);
-    suite_add_tcase(made, refused);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(oracle, .set_up_once = open_plugin, .timeout = 120);
+GROUP(refused, .set_up_once = open_plugin);
+TESTS("cpu_native_mla");

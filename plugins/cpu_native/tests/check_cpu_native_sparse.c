@@ -323,10 +323,10 @@ static attn_status run(struct sparse_case *c, uint32_t workers, const struct ste
  * than what is theirs. */
 #define LOGITS  ATTN_ROLE_INDEX_LOGITS
 #define INDICES ATTN_ROLE_SPARSE_INDICES
-#define COUNT   ATTN_ROLE_SPARSE_COUNT
-static const uint32_t nothing_written[] = {LOGITS, INDICES, COUNT};
+#define CHOSEN  ATTN_ROLE_SPARSE_COUNT
+static const uint32_t nothing_written[] = {LOGITS, INDICES, CHOSEN};
 static const uint32_t label_step[] = {
-    INDICES,        COUNT,          ATTN_ROLE_OUT,  ATTN_ROLE_Q_NOPE,
+    INDICES,        CHOSEN,         ATTN_ROLE_OUT,  ATTN_ROLE_Q_NOPE,
     ATTN_ROLE_Q_PE, ATTN_ROLE_C_KV, ATTN_ROLE_K_PE, ATTN_ROLE_LATENT_CACHE};
 static const uint32_t choose_step[] = {
     ATTN_ROLE_INDEX_Q, ATTN_ROLE_INDEX_WEIGHTS, ATTN_ROLE_INDEX_K, ATTN_ROLE_LABEL_CACHE,
@@ -344,7 +344,7 @@ static const struct step_roles at_once[] = {{NULL, 0}}, silent[] = {ROLES(nothin
 
 static void poison_outputs(fixture *f)
 {
-    static const uint32_t roles[] = {ATTN_ROLE_OUT, ATTN_ROLE_LSE, LOGITS, INDICES, COUNT};
+    static const uint32_t roles[] = {ATTN_ROLE_OUT, ATTN_ROLE_LSE, LOGITS, INDICES, CHOSEN};
     for (size_t n = 0; n < sizeof roles / sizeof roles[0]; n++)
         if (f->tensors[roles[n]].data) /* the layer has that output */
             memset(f->tensors[roles[n]].data, 0xfb, tensor_bytes(&f->tensors[roles[n]]));
@@ -418,24 +418,23 @@ static void check_case(uint64_t seed)
     case_free(c);
 }
 
-START_TEST(any_case)
+LOOP_OF(cases, any_case, 0, 8)
 {
     for (int n = _i, count = random_cases(CASES); n < count; n += 8)
         check_case((uint64_t)n);
 }
-END_TEST
 
 /* ---- Lists that are given -------------------------------------------------------------------- */
 
 /* Holes in a list, entries after its count, and no count at all. */
-START_TEST(given_lists)
+LOOP_OF(cases, given_lists, 0, 3)
 {
     for (uint64_t seed = 0; seed < 24; seed++) {
         struct sparse_case *c = case_of(seed);
         fixture *f = &c->f;
         int32_t top_k = c->sparse.top_k;
         ck_assert_int_eq(run(c, 1, at_once, 1), ATTN_OK);
-        int32_t *indices = f->tensors[INDICES].data, *counts = f->tensors[COUNT].data;
+        int32_t *indices = f->tensors[INDICES].data, *counts = f->tensors[CHOSEN].data;
         for (int32_t row = 0; row < f->batch.num_tokens; row++) {
             int32_t *list = indices + (int64_t)row * top_k;
             if (counts[row] > 2 && _i == 0)
@@ -444,7 +443,7 @@ START_TEST(given_lists)
                 counts[row]--;
         }
         if (_i != 1)
-            f->operands[COUNT] = NULL;
+            f->operands[CHOSEN] = NULL;
         for (uint32_t role = ATTN_ROLE_INDEX_Q; role <= LOGITS; role++)
             f->operands[role] = NULL;
         f->operands[ATTN_ROLE_LABEL_CACHE] = NULL;
@@ -460,7 +459,6 @@ START_TEST(given_lists)
         case_free(c);
     }
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
@@ -472,7 +470,7 @@ static const struct {
                {ATTN_ROLE_Q_PE, "q_pe"},
                {ATTN_ROLE_LATENT_CACHE, "latent_cache"}};
 
-START_TEST(missing_operands)
+LOOP_OF(refusals, missing_operands, 0, COUNT(missing))
 {
     struct sparse_case *c = case_of(1);
     const struct step_roles without = {&missing[_i].role, 1};
@@ -480,7 +478,6 @@ START_TEST(missing_operands)
     ck_assert_msg(strstr(host_error_text(&error), missing[_i].word), "%s", host_error_text(&error));
     case_free(c);
 }
-END_TEST
 
 /* Without indices, of a layer whose engine chooses; slots outside; new keys that are not saved. */
 TEST_OF(refusals, senseless_calls)
@@ -502,22 +499,6 @@ TEST_OF(refusals, senseless_calls)
     case_free(c);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("cpu_native: sparse");
-    TCase *cases = tcase_create("cases"), *refusals = tcase_create("refusals");
-    tcase_set_timeout(cases, 120);
-    tcase_add_unchecked_fixture(cases, open_plugin, NULL);
-    tcase_add_unchecked_fixture(refusals, open_plugin, NULL);
-    tcase_add_loop_test(cases, any_case, 0, 8);
-    tcase_add_loop_test(cases, given_lists, 0, 3);
-    tcase_add_loop_test(refusals, missing_operands, 0, (int)(sizeof missing / sizeof *missing));
-    suite_add_tcase(made, cases);
-    suite_add_tcase(made, refusals);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(cases, .timeout = 120, .set_up_once = open_plugin);
+GROUP(refusals, .set_up_once = open_plugin);
+TESTS("cpu_native: sparse");

@@ -395,16 +395,5 @@ TEST_OF(any_machine, a_plan_tells_of_one_sequence)
     ck_assert_int_eq(plan.starts[1], 7);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("fa3_like");
-    TCase *tc = tcase_create("any_machine");
-    tcase_add_unchecked_fixture(tc, open_plugin, NULL);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(any_machine, .set_up_once = open_plugin);
+TESTS("fa3_like");

@@ -84,7 +84,7 @@ TEST_OF(launches, extend_reads_pages)
 }
 
 /* The smaller of max_sms and what the device has. */
-START_TEST(launches_keep_to_max_sms)
+LOOP_OF(launches, launches_keep_to_max_sms, 0, 4)
 {
     static const int32_t budgets[] = {1, 7, TEST_SMS, TEST_SMS + 1};
     const uint32_t sms[] = {1, 7, TEST_SMS, TEST_SMS};
@@ -99,7 +99,6 @@ START_TEST(launches_keep_to_max_sms)
     ck_assert_uint_eq(launches[2].blocks, sms[_i]);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, layouts_differ_in_strides)
 {
@@ -136,7 +135,7 @@ TEST_OF(launches, one_sequence_needs_no_list)
 
 /* Of a list, too: all heads at once where the keys of all sequences fit, or tiles are few, else
  * fewer. */
-START_TEST(lists_go_by_sections)
+LOOP_OF(launches, lists_go_by_sections, 0, 4)
 {
     static const int32_t keys[] = {2000, 100000, 100000, 100000}, sms[] = {1, TEST_SMS, 1, 1};
     const int32_t heads[] = {TEST_Q_HEADS, TEST_Q_HEADS, TEST_Q_HEADS / TEST_KV_HEADS,
@@ -154,7 +153,6 @@ START_TEST(lists_go_by_sections)
     ck_assert_int_eq(forward_params()->section, heads[_i]);
     run_end(&t);
 }
-END_TEST
 
 TEST_OF(launches, masks_and_caps)
 {
@@ -963,7 +961,7 @@ static void begin_expanded(test_run *t, test_problem *of, uint32_t kind)
 }
 
 /* Keys as they came, at places that the plan tells; latents go to their cache as one head's. */
-START_TEST(expanded_reads_given_keys)
+LOOP_OF(launches, expanded_reads_given_keys, 0, 2)
 {
     const uint64_t keys[4] = {192, TEST_ROWS, TEST_Q_HEADS, 1};
     const uint64_t key_strides[3] = {(uint64_t)TEST_Q_HEADS * 192, 192, 0};
@@ -1005,7 +1003,6 @@ START_TEST(expanded_reads_given_keys)
     ck_assert_int_eq(slow->out_dtype, ELEMENT_F32);
     run_end(&t);
 }
-END_TEST
 
 /* Without SAVE_KV there are no latents; layers that read another's may not save any. */
 TEST_OF(launches, expanded_saves_if_asked)
@@ -1047,18 +1044,4 @@ TEST_OF(launches, expanded_goes_row_by_row)
     run_end(&t);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("fa3_like_plan");
-    TCase *tc = tcase_create("launches");
-    tcase_add_loop_test(tc, launches_keep_to_max_sms, 0, 4);
-    tcase_add_loop_test(tc, lists_go_by_sections, 0, 4);
-    tcase_add_loop_test(tc, expanded_reads_given_keys, 0, 2);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("fa3_like_plan");

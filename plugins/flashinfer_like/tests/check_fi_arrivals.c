@@ -111,16 +111,5 @@ TEST_OF(arrivals, slices)
     ck_assert_int_eq(1 << ARRIVALS_ALL, FI_PREFILL_ROWS);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("fi_arrivals");
-    TCase *tc = tcase_create("arrivals");
-    tcase_set_timeout(tc, 300);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(arrivals, .timeout = 300);
+TESTS("fi_arrivals");

@@ -893,16 +893,5 @@ TEST_OF(planner, columns_of_one_item)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("fi_plan");
-    TCase *tc = tcase_create("planner");
-    tcase_set_timeout(tc, 300);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(planner, .timeout = 300);
+TESTS("fi_plan");

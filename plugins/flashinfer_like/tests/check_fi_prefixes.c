@@ -373,16 +373,5 @@ TEST_OF(levels, little_is_not_worth_it)
     end(&t);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("fi_prefixes");
-    TCase *tc = tcase_create("levels");
-    tcase_set_timeout(tc, 300);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(levels, .timeout = 300);
+TESTS("fi_prefixes");

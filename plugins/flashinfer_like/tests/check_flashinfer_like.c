@@ -709,16 +709,5 @@ TEST_OF(any_machine, refusals)
     run_end(&t);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("flashinfer_like");
-    TCase *tc = tcase_create("any_machine");
-    tcase_add_unchecked_fixture(tc, open_plugin, NULL);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(any_machine, .set_up_once = open_plugin);
+TESTS("flashinfer_like");

@@ -110,7 +110,7 @@ TEST_OF(boxes, one_page_has_no_next_one)
     ck_assert_uint_eq(seen[0].strides[1] % 16, 0);
 }
 
-START_TEST(others_have_none)
+LOOP_OF(boxes, others_have_none, 0, 8)
 {
     static const int slots[1];
     boxes_case t[8];
@@ -126,7 +126,6 @@ START_TEST(others_have_none)
     t[7].cuda.cuTensorMapEncodeTiled = NULL;
     ck_assert_int_eq(boxed(&t[_i]), 0);
 }
-END_TEST
 
 /* A stride that no map can have is an error, not another kernel's work. */
 TEST_OF(boxes, strides_have_limits)
@@ -142,16 +141,4 @@ TEST_OF(boxes, strides_have_limits)
     ck_assert_ptr_nonnull(strstr(message, "latent_cache"));
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("flashmla_like boxes");
-    TCase *boxes = tcase_create("boxes");
-    tcase_add_loop_test(boxes, others_have_none, 0, 8);
-    suite_add_tcase(s, boxes);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("flashmla_like boxes");

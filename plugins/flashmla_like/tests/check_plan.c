@@ -108,7 +108,7 @@ static void check_keys(const plan_case *c, const mla_unit *unit)
     ck_assert_int_eq(unit->tiles, (hi + c->call.tile - 1) / c->call.tile - lo / c->call.tile);
 }
 
-START_TEST(ranges_share_out_all_tiles)
+LOOP_OF(plan, ranges_share_out_all_tiles, 0, 60)
 {
     static const int heads[] = {1, 8, 16, 40, 128}, most_q[] = {1, 4, 90};
     plan_case *c = malloc(sizeof *c);
@@ -124,7 +124,6 @@ START_TEST(ranges_share_out_all_tiles)
     }
     free(c);
 }
-END_TEST
 
 /* Rows that see nothing have a unit all the same, so that their outputs are written. */
 TEST_OF(plan, units_without_keys_have_a_tile)
@@ -139,16 +138,4 @@ TEST_OF(plan, units_without_keys_have_a_tile)
     ck_assert_int_eq(unit.first_tile, 0);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("flashmla_like plan");
-    TCase *plan = tcase_create("plan");
-    tcase_add_loop_test(plan, ranges_share_out_all_tiles, 0, 60);
-    suite_add_tcase(s, plan);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("flashmla_like plan");

@@ -177,7 +177,7 @@ TEST_OF(choosing, equal_candidates_change_nothing)
 }
 
 /* A challenger needs both the margin and most rounds. */
-START_TEST(noise_does_not_flip)
+LOOP_OF(choosing, noise_does_not_flip, 0, 8)
 {
     static const struct {
         int64_t challenger[5], holder[5];
@@ -196,12 +196,11 @@ START_TEST(noise_does_not_flip)
     ck_assert_int_eq(tune_is_faster(cases[_i].challenger, cases[_i].holder, 5, 0.05),
                      cases[_i].faster);
 }
-END_TEST
 
 /* ---- Dropping -------------------------------------------------------------------------------- */
 
 /* One key left out, a row not written, a failure: dropped with its name, however fast. */
-START_TEST(a_wrong_candidate_is_dropped)
+LOOP_OF(choosing, a_wrong_candidate_is_dropped, 0, 7)
 {
     static const struct {
         const char *fault, *says;
@@ -234,10 +233,9 @@ START_TEST(a_wrong_candidate_is_dropped)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* One row of many, which no sample need meet: it is where the outputs are farthest apart. */
-START_TEST(a_rare_fault_is_found)
+LOOP_OF(choosing, a_rare_fault_is_found, 0, 2)
 {
     const char *const candidates[] = {_i ? "wrong" : "right", _i ? "right" : "wrong"};
     open_all();
@@ -251,10 +249,9 @@ START_TEST(a_rare_fault_is_found)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* The first candidate is judged like the others. */
-START_TEST(a_wrong_first_does_not_serve)
+LOOP_OF(choosing, a_wrong_first_does_not_serve, 0, 2)
 {
     static const char *const candidates[] = {"wrong", "right"};
     open_all();
@@ -267,7 +264,6 @@ START_TEST(a_wrong_first_does_not_serve)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* ---- Time ------------------------------------------------------------------------------------ */
 
@@ -352,7 +348,7 @@ TEST_OF(store, stored_decisions_are_reused)
 }
 
 /* What is not for this composition is left out with a reason, and measured again. */
-START_TEST(stale_decisions_are_left_out)
+LOOP_OF(store, stale_decisions_are_left_out, 0, 4)
 {
     static const struct {
         const char *from, *to, *says;
@@ -374,7 +370,6 @@ START_TEST(stale_decisions_are_left_out)
     attnhost_backend_destroy(backend);
     close_all();
 }
-END_TEST
 
 /* Another device's or model's do not matter here, and stay. */
 TEST_OF(store, decisions_of_others_stay)
@@ -459,22 +454,4 @@ TEST_OF(choosing, a_no_of_any_candidate_is_a_no)
     close_all();
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("autotune");
-    TCase *choosing = tcase_create("choosing");
-    tcase_add_loop_test(choosing, noise_does_not_flip, 0, 8);
-    tcase_add_loop_test(choosing, a_wrong_candidate_is_dropped, 0, 7);
-    tcase_add_loop_test(choosing, a_rare_fault_is_found, 0, 2);
-    tcase_add_loop_test(choosing, a_wrong_first_does_not_serve, 0, 2);
-    suite_add_tcase(s, choosing);
-    TCase *stored = tcase_create("store");
-    tcase_add_loop_test(stored, stale_decisions_are_left_out, 0, 4);
-    suite_add_tcase(s, stored);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("autotune");

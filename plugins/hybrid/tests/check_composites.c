@@ -37,8 +37,6 @@ static const struct member type_members[] = {
 #undef TYPE_MEMBER
 };
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
-
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
 enum { SOME = -1 }; /* at least one call */
@@ -175,7 +173,7 @@ TEST_OF(members, every_composite_has_rows)
     }
 }
 
-START_TEST(every_slot_has_a_row)
+LOOP_OF(members, every_slot_has_a_row, 0, (num_composites * num_ops))
 {
     const struct composite_row *row = &composites[_i / num_ops];
     const struct member *member = &ops_members[_i % num_ops];
@@ -190,9 +188,8 @@ START_TEST(every_slot_has_a_row)
     ck_assert_msg(slot != NULL, "%s hides %s, which a child may have", row->name, member->name);
     ck_assert_int_lt(slot_index(member), MOCK_SLOTS);
 }
-END_TEST
 
-START_TEST(every_slot_is_forwarded)
+LOOP_OF(members, every_slot_is_forwarded, 0, num_composites)
 {
     const struct composite_row *row = &composites[_i];
     row->start();
@@ -216,7 +213,6 @@ START_TEST(every_slot_is_forwarded)
         }
     }
 }
-END_TEST
 
 /* ---- Slots that a child hides ---------------------------------------------------------------- */
 
@@ -247,7 +243,7 @@ static void check_hidden_forward(const struct composite_row *row, const struct s
 }
 
 /* One child, or both, without an optional slot. */
-START_TEST(hidden_slots_are_answered_for)
+LOOP_OF(hidden, hidden_slots_are_answered_for, 0, (num_composites * num_ops * 2))
 {
     const struct composite_row *row = &composites[_i / (num_ops * 2)];
     const struct member *member = &ops_members[_i / 2 % num_ops];
@@ -276,10 +272,9 @@ START_TEST(hidden_slots_are_answered_for)
     ck_assert_int_eq(mock_children[hidden].calls[index], 0);
     finish();
 }
-END_TEST
 
 /* A child of older headers, whose table ends before the last slot. */
-START_TEST(shorter_table_of_a_child)
+LOOP_OF(hidden, shorter_table_of_a_child, 0, num_composites)
 {
     composites[_i].start();
     PRE->ops.struct_size = DEC->ops.struct_size = offsetof(attn_backend_ops, get_extension);
@@ -288,10 +283,9 @@ START_TEST(shorter_table_of_a_child)
     ck_assert_int_eq(run_batch(ATTN_MODE_EXTEND), ATTN_OK);
     finish();
 }
-END_TEST
 
 /* Two answers that differ: neither speaks for the composite. */
-START_TEST(extensions_that_differ)
+LOOP_OF(hidden, extensions_that_differ, 0, num_composites)
 {
     composites[_i].start();
     ready();
@@ -303,18 +297,16 @@ START_TEST(extensions_that_differ)
     ck_assert_ptr_eq(OPS->get_extension(instance, id), DEC->extension);
     finish();
 }
-END_TEST
 
 /* The children have the same paths, which take their own metadata: nothing for the
  * composite's. */
-START_TEST(paths_are_not_passed_on)
+LOOP_OF(hidden, paths_are_not_passed_on, 0, num_composites)
 {
     composites[_i].start();
     ready();
     ck_assert_ptr_null(OPS->get_extension(instance, ATTN_EXTENSION_PATHS));
     finish();
 }
-END_TEST
 
 /* ---- The type -------------------------------------------------------------------------------- */
 
@@ -411,7 +403,7 @@ static void type_operands(void)
     ck_assert_ptr_null(composite->operands);
 }
 
-START_TEST(every_member_of_the_type)
+LOOP_OF(members, every_member_of_the_type, 0, (num_composites * COUNT(type_members)))
 {
     static const struct {
         const char *name;
@@ -440,25 +432,5 @@ START_TEST(every_member_of_the_type)
     ck_assert_msg(row < COUNT(table), "no row for attn_backend_type.%s", member->name);
     table[row].check();
 }
-END_TEST
 
-static Suite *composites_suite(void)
-{
-    Suite *suite = suite_create("composites");
-    TCase *members = tcase_create("members"), *hidden = tcase_create("hidden");
-    tcase_add_loop_test(members, every_slot_has_a_row, 0, num_composites * num_ops);
-    tcase_add_loop_test(members, every_slot_is_forwarded, 0, num_composites);
-    tcase_add_loop_test(members, every_member_of_the_type, 0, num_composites * COUNT(type_members));
-    tcase_add_loop_test(hidden, hidden_slots_are_answered_for, 0, num_composites * num_ops * 2);
-    tcase_add_loop_test(hidden, shorter_table_of_a_child, 0, num_composites);
-    tcase_add_loop_test(hidden, extensions_that_differ, 0, num_composites);
-    tcase_add_loop_test(hidden, paths_are_not_passed_on, 0, num_composites);
-    suite_add_tcase(suite, members);
-    suite_add_tcase(suite, hidden);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(composites_suite());
-}
+TESTS("composites");

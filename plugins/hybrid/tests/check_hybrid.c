@@ -11,7 +11,7 @@
 /* ---- Routing --------------------------------------------------------------------------------- */
 
 /* A no of either child is the composite's, though no mode is routed to it yet. */
-START_TEST(no_mode_is_no_licence)
+LOOP_OF(routing, no_mode_is_no_licence, 0, 3)
 {
     static const uint32_t modes[] = {0, BIT(IDLE), 0};
     attn_reason reason = {.struct_size = sizeof reason};
@@ -30,10 +30,9 @@ START_TEST(no_mode_is_no_licence)
     ck_assert_int_eq(create(), ATTN_UNSUPPORTED);
     check_nothing_left();
 }
-END_TEST
 
 /* Metadata for IDLE alone asks whichever child exists. */
-START_TEST(idle_metadata_of_one_phase)
+TEST_OF(routing, idle_metadata_of_one_phase)
 {
     start();
     bounds.modes = BIT(EXTEND) | BIT(IDLE);
@@ -46,7 +45,6 @@ START_TEST(idle_metadata_of_one_phase)
     ck_assert_int_eq(PRE->calls[MOCK_INIT], 0);
     finish();
 }
-END_TEST
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
@@ -61,7 +59,7 @@ static void refuse(mock_child *child, uint32_t r, uint32_t field, const char *in
     strcpy(child->reasons[r].accepted, "accepted");
 }
 
-START_TEST(reasons_are_named_and_counted)
+TEST_OF(verdicts, reasons_are_named_and_counted)
 {
     attn_reason reasons[4];
     start();
@@ -90,12 +88,11 @@ START_TEST(reasons_are_named_and_counted)
         }
     }
 }
-END_TEST
 
 /* ---- Sizes of structs (STRUCT-02, STRUCT-05) ------------------------------------------------- */
 
 /* Of a smaller struct nothing after its end is written, of a larger one nothing after ours. */
-START_TEST(verdict_of_another_size)
+LOOP_OF(sizes, verdict_of_another_size, 0, 4)
 {
     struct {
         attn_verdict verdict;
@@ -120,9 +117,8 @@ START_TEST(verdict_of_another_size)
     if (ATTN_HAS(&given.verdict, attn_verdict, device_bytes))
         ck_assert_uint_eq(given.verdict.device_bytes, 5 + MOCK_GAPS);
 }
-END_TEST
 
-START_TEST(reasons_of_another_size)
+TEST_OF(sizes, reasons_of_another_size)
 {
     struct {
         attn_reason reason;
@@ -146,9 +142,8 @@ START_TEST(reasons_of_another_size)
         ck_assert_uint_eq(reasons[r].more[0], 0xEE);
     }
 }
-END_TEST
 
-START_TEST(problem_and_bounds_of_another_size)
+TEST_OF(sizes, problem_and_bounds_of_another_size)
 {
     struct {
         attn_bounds bounds;
@@ -167,9 +162,8 @@ START_TEST(problem_and_bounds_of_another_size)
     ck_assert_uint_eq(DEC->problem.struct_size, sizeof(attn_problem));
     ck_assert_ptr_null(DEC->problem.features);
 }
-END_TEST
 
-START_TEST(memory_of_another_size)
+TEST_OF(sizes, memory_of_another_size)
 {
     start();
     ck_assert_int_eq(create(), ATTN_OK);
@@ -188,11 +182,10 @@ START_TEST(memory_of_another_size)
     ck_assert_ptr_null(other);
     finish();
 }
-END_TEST
 
 /* ---- Create ---------------------------------------------------------------------------------- */
 
-START_TEST(create_without_an_option)
+LOOP_OF(create, create_without_an_option, 0, 3)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start();
@@ -214,9 +207,8 @@ START_TEST(create_without_an_option)
         hybrid_phase_type.query(&hybrid_phase_type, NULL, &mock_services, problems, &verdict, NULL),
         ATTN_CONFIG_ERROR);
 }
-END_TEST
 
-START_TEST(create_without_child_services)
+LOOP_OF(create, create_without_child_services, 0, 2)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     attn_services services = mock_services;
@@ -234,10 +226,9 @@ START_TEST(create_without_child_services)
     ck_assert_ptr_null(instance);
     check_nothing_left();
 }
-END_TEST
 
 /* Whichever allocation fails: nothing is left. */
-START_TEST(create_runs_out_of_memory)
+TEST_OF(create, create_runs_out_of_memory)
 {
     attn_status status = ATTN_OUT_OF_HOST_MEMORY;
     int failed = 0;
@@ -255,11 +246,10 @@ START_TEST(create_runs_out_of_memory)
     ck_assert_int_ge(failed, 3);
     finish();
 }
-END_TEST
 
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 
-START_TEST(batch_beyond_the_bounds)
+LOOP_OF(bounds, batch_beyond_the_bounds, 0, 8)
 {
     static const uint32_t fields[] = {
         ATTN_FIELD_MAX_SEQS, ATTN_FIELD_MAX_TOKENS, ATTN_FIELD_MAX_Q_LEN, ATTN_FIELD_MAX_KV_LEN,
@@ -304,10 +294,9 @@ START_TEST(batch_beyond_the_bounds)
     ck_assert_int_eq(OPS->forward_extend(metadata, 4, &args, NULL, &error), ATTN_BAD_STATE);
     finish();
 }
-END_TEST
 
 /* Modes beyond those of create. */
-START_TEST(metadata_of_modes_not_created_for)
+TEST_OF(bounds, metadata_of_modes_not_created_for)
 {
     start();
     bounds.modes = BIT(EXTEND);
@@ -318,11 +307,10 @@ START_TEST(metadata_of_modes_not_created_for)
     ck_assert_uint_eq(error.field, ATTN_FIELD_MODES);
     finish();
 }
-END_TEST
 
 /* ---- The plugin ------------------------------------------------------------------------------ */
 
-START_TEST(entry_and_describe)
+TEST_OF(calls, entry_and_describe)
 {
     attn_host_info host = {sizeof host, 0, ATTN_ABI_MAJOR, 0, "host", "1", NULL};
     struct {
@@ -345,29 +333,5 @@ START_TEST(entry_and_describe)
     host.abi_major_min = host.abi_major_max = ATTN_ABI_MAJOR + 1;
     ck_assert_int_eq(attn_plugin_entry(&host, &given.plugin, &error), ATTN_INCOMPATIBLE_VERSION);
 }
-END_TEST
 
-static Suite *hybrid_suite(void)
-{
-    static const struct test_row tests[] = {
-        {"routing", &no_mode_is_no_licence, 3},
-        {"routing", &idle_metadata_of_one_phase, 1},
-        {"verdicts", &reasons_are_named_and_counted, 1},
-        {"sizes", &verdict_of_another_size, 4},
-        {"sizes", &reasons_of_another_size, 1},
-        {"sizes", &problem_and_bounds_of_another_size, 1},
-        {"sizes", &memory_of_another_size, 1},
-        {"create", &create_without_an_option, 3},
-        {"create", &create_without_child_services, 2},
-        {"create", &create_runs_out_of_memory, 1},
-        {"bounds", &batch_beyond_the_bounds, 8},
-        {"bounds", &metadata_of_modes_not_created_for, 1},
-        {"calls", &entry_and_describe, 1},
-    };
-    return suite_of_rows("hybrid", tests, sizeof tests / sizeof tests[0]);
-}
-
-int main(void)
-{
-    return test_main(hybrid_suite());
-}
+TESTS("hybrid");

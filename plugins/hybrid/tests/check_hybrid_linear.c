@@ -39,7 +39,7 @@ static const struct {
     {"4-9", 3, 0, {4, 5, 9}, {0}}, {"6-8,77", 0, 3, {0}, {4, 5, 9}},
 };
 
-START_TEST(layers_go_by_kind_or_list)
+LOOP_OF(routing, layers_go_by_kind_or_list, 0, COUNT(routes))
 {
     start_linear();
     use_list(routes[_i].list);
@@ -70,7 +70,6 @@ START_TEST(layers_go_by_kind_or_list)
     }
     finish();
 }
-END_TEST
 
 /* A group that both have a part of is asked of both, each with its layers; the group itself, its
  * other members, and the caller's layers are as they were. */
@@ -96,7 +95,7 @@ TEST_OF(routing, a_shared_group_is_asked_of_both)
     ck_assert_int_eq(mock_allocated, 0);
 }
 
-START_TEST(malformed_lists_are_refused)
+LOOP_OF(routing, malformed_lists_are_refused, 0, 14)
 {
     static const char *const lists[] = {"x",          "1,",           ",1",   "1-",   "-1",
                                         "5-4",        "1 2",          "1--2", "1,,2", " ",
@@ -117,9 +116,8 @@ START_TEST(malformed_lists_are_refused)
     ck_assert_ptr_null(instance);
     check_nothing_left();
 }
-END_TEST
 
-START_TEST(children_have_to_be_named)
+LOOP_OF(routing, children_have_to_be_named, 0, 2)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start_linear();
@@ -129,7 +127,6 @@ START_TEST(children_have_to_be_named)
     ck_assert_int_eq(create(), ATTN_CONFIG_ERROR);
     ck_assert_ptr_null(instance);
 }
-END_TEST
 
 /* ---- Failures ---------------------------------------------------------------------------------- */
 
@@ -154,19 +151,4 @@ TEST_OF(failures, create_runs_out_of_memory)
     finish();
 }
 
-static Suite *hybrid_linear_suite(void)
-{
-    Suite *suite = suite_create("hybrid_linear");
-    TCase *routing = tcase_create("routing");
-    tcase_add_loop_test(routing, layers_go_by_kind_or_list, 0,
-                        (int)(sizeof routes / sizeof routes[0]));
-    tcase_add_loop_test(routing, malformed_lists_are_refused, 0, 14);
-    tcase_add_loop_test(routing, children_have_to_be_named, 0, 2);
-    suite_add_tcase(suite, routing);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(hybrid_linear_suite());
-}
+TESTS("hybrid_linear");

@@ -64,7 +64,7 @@ static void assert_says(const char *word)
     ck_assert_msg(strstr(message, word), "'%s' is not in: %s", word, message);
 }
 
-START_TEST(a_row_is_read)
+TEST_OF(table, a_row_is_read)
 {
     no_rows();
     row("layers=0-3,8,10-  kind=softmax,sparse\tphase=decode,draft batch=2-8 kv=-", "a");
@@ -92,9 +92,8 @@ START_TEST(a_row_is_read)
     ck_assert_int_eq(table.rows[1].batch.last, INT32_MAX);
     ck_assert_uint_eq(table.rows[1].phases, 15);
 }
-END_TEST
 
-START_TEST(a_malformed_row_is_told)
+LOOP_OF(table, a_malformed_row_is_told, 0, 17)
 {
     static const struct {
         const char *when, *says;
@@ -127,10 +126,9 @@ START_TEST(a_malformed_row_is_told)
     assert_says(wrong[_i].says);
     assert_says("t.ini:2: row 2 '");
 }
-END_TEST
 
 /* Rows that can never match; `by` is the row that is named, 0 = several, -1 = it can match. */
-START_TEST(a_shadowed_row_is_told)
+LOOP_OF(table, a_shadowed_row_is_told, 0, 12)
 {
     static const struct {
         const char *rows[4];
@@ -173,9 +171,8 @@ START_TEST(a_shadowed_row_is_told)
         snprintf(says, sizeof says, "the rows before it together");
     assert_says(says);
 }
-END_TEST
 
-START_TEST(a_table_has_to_be_whole)
+TEST_OF(table, a_table_has_to_be_whole)
 {
     no_rows();
     row("batch=1", "a");
@@ -192,7 +189,6 @@ START_TEST(a_table_has_to_be_whole)
     ck_assert_int_eq(read_table(), ATTN_CONFIG_ERROR);
     assert_says("more than 31 rows");
 }
-END_TEST
 
 /* ---- Tables and a plain search --------------------------------------------------------------- */
 
@@ -260,7 +256,7 @@ static uint32_t search(route_mask rows, uint32_t phase, int32_t seqs, int32_t ke
 
 /* A row is refused exactly if no batch, layer, kind and phase matches it, and each child's share is
  * the one that the search finds. Values beyond the limits stand for all larger ones. */
-START_TEST(reach_is_what_a_search_finds)
+LOOP_OF(table, reach_is_what_a_search_finds, 0, 4)
 {
     int refused = 0;
     state_of_random = (uint64_t)_i + 1;
@@ -293,7 +289,6 @@ START_TEST(reach_is_what_a_search_finds)
     ck_assert_int_gt(refused, 30);
     ck_assert_int_lt(refused, 270);
 }
-END_TEST
 
 /* ---- The composite --------------------------------------------------------------------------- */
 
@@ -324,7 +319,7 @@ static attn_status create_graph_metadata(void)
 }
 
 /* Asked are the modes, bounds and layers with which a child can be picked, and no others. */
-START_TEST(children_are_asked_what_can_reach_them)
+TEST_OF(query, children_are_asked_what_can_reach_them)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start_rows();
@@ -352,9 +347,8 @@ START_TEST(children_are_asked_what_can_reach_them)
     ck_assert_int_eq(PRE->bounds.max_kv_len, 0);
     ck_assert_uint_eq(DEC->bounds.modes, BIT(EXTEND) | BIT(DECODE));
 }
-END_TEST
 
-START_TEST(children_are_made_for_their_layers)
+TEST_OF(batch, children_are_made_for_their_layers)
 {
     start_rows();
     row("layers=5,9", "pre");
@@ -382,10 +376,9 @@ START_TEST(children_are_made_for_their_layers)
     assert_says("layer 6: accepted those of create");
     finish();
 }
-END_TEST
 
 /* A child to which nothing comes is not made. */
-START_TEST(a_child_without_batches_is_not_made)
+TEST_OF(batch, a_child_without_batches_is_not_made)
 {
     start_rows();
     row("kind=mla", "pre");
@@ -396,10 +389,9 @@ START_TEST(a_child_without_batches_is_not_made)
     ck_assert_int_eq(DEC->live, 1);
     finish();
 }
-END_TEST
 
 /* num_seqs and max_kv_len of the batch decide, at either side of each border. */
-START_TEST(a_batch_is_picked_for_by_its_numbers)
+LOOP_OF(batch, a_batch_is_picked_for_by_its_numbers, 0, 9)
 {
     static const struct {
         uint32_t mode;
@@ -434,10 +426,9 @@ START_TEST(a_batch_is_picked_for_by_its_numbers)
     ck_assert_int_eq(mock_children[!table_of_batches[_i].child].calls[MOCK_INIT], 0);
     finish();
 }
-END_TEST
 
 /* A graph's child is that of its bounds, whatever batch is put into it; only that one is made. */
-START_TEST(a_graph_is_picked_for_by_its_bounds)
+LOOP_OF(batch, a_graph_is_picked_for_by_its_bounds, 0, 2)
 {
     start_rows();
     row("phase=decode kv=0-50 batch=1-3", "pre");
@@ -464,10 +455,9 @@ START_TEST(a_graph_is_picked_for_by_its_bounds)
     ck_assert_int_eq(DEC->calls[MOCK_FORWARD_DECODE], _i ? 2 : 0);
     finish();
 }
-END_TEST
 
 /* The graph level is the least of the children that a captured batch can be routed to. */
-START_TEST(graph_level_is_of_those_that_are_reached)
+TEST_OF(query, graph_level_is_of_those_that_are_reached)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start_rows();
@@ -491,10 +481,9 @@ START_TEST(graph_level_is_of_those_that_are_reached)
     ck_assert_msg(create_graph_metadata() == ATTN_OK, "%s", message);
     finish();
 }
-END_TEST
 
 /* MIXED: each half by its own number of sequences; the same child may have both. */
-START_TEST(mixed_is_split_and_each_half_picked_for)
+LOOP_OF(batch, mixed_is_split_and_each_half_picked_for, 0, 6)
 {
     static const struct {
         const char *when;
@@ -530,10 +519,9 @@ START_TEST(mixed_is_split_and_each_half_picked_for)
                           (BASE + EXTEND_ROWS) * 2u * (uint64_t)tensors[ATTN_ROLE_Q].strides[0]);
     finish();
 }
-END_TEST
 
 /* Where it cannot be split, MIXED goes whole to whom its rows would go as prefill. */
-START_TEST(mixed_that_cannot_be_split_goes_whole)
+TEST_OF(batch, mixed_that_cannot_be_split_goes_whole)
 {
     const attn_mla_dims mla = {
         .struct_size = sizeof mla, .kv_lora_rank = 512, .rope_dim = 64, .nope_dim = 128};
@@ -557,10 +545,9 @@ START_TEST(mixed_that_cannot_be_split_goes_whole)
     ck_assert_uint_eq(PRE->batch.mode, ATTN_MODE_MIXED);
     finish();
 }
-END_TEST
 
 /* Whose bits a row has depends on its batch as soon as two children can be picked for one phase. */
-START_TEST(invariance_is_lost_where_the_batch_decides)
+LOOP_OF(query, invariance_is_lost_where_the_batch_decides, 0, 7)
 {
     static const struct {
         const char *when;
@@ -589,10 +576,9 @@ START_TEST(invariance_is_lost_where_the_batch_decides)
     ck_assert_int_eq(query(&verdict), ATTN_OK);
     ck_assert_uint_eq(verdict.supported, (uint32_t)cases[_i].kept);
 }
-END_TEST
 
 /* Of a rounded cache both children of a phase must read new tokens alike. */
-START_TEST(children_that_read_differently_are_refused)
+TEST_OF(query, children_that_read_differently_are_refused)
 {
     attn_reason reason = {.struct_size = sizeof reason};
     attn_verdict verdict = {
@@ -614,9 +600,8 @@ START_TEST(children_that_read_differently_are_refused)
     ck_assert_uint_eq(verdict.supported, 1);
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, BIT(DECODE));
 }
-END_TEST
 
-START_TEST(a_refusal_has_the_childs_name)
+TEST_OF(query, a_refusal_has_the_childs_name)
 {
     attn_reason reasons[2] = {{.struct_size = sizeof *reasons}, {.struct_size = sizeof *reasons}};
     attn_verdict verdict = {
@@ -637,10 +622,9 @@ START_TEST(a_refusal_has_the_childs_name)
     assert_says("pre: ");
     check_nothing_left();
 }
-END_TEST
 
 /* A table that is wrong is refused wherever it is given. */
-START_TEST(a_wrong_table_is_refused_by_query_and_create)
+TEST_OF(query, a_wrong_table_is_refused_by_query_and_create)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     start_rows();
@@ -652,10 +636,9 @@ START_TEST(a_wrong_table_is_refused_by_query_and_create)
     ck_assert_int_eq(create(), ATTN_CONFIG_ERROR);
     check_nothing_left();
 }
-END_TEST
 
 /* Whatever fails on the way, nothing remains allocated. */
-START_TEST(failures_leave_nothing)
+TEST_OF(batch, failures_leave_nothing)
 {
     static const int slots[] = {MOCK_METADATA_SIZE, MOCK_METADATA_CREATE};
     start_rows();
@@ -699,10 +682,9 @@ START_TEST(failures_leave_nothing)
     metadata = NULL;
     finish();
 }
-END_TEST
 
 /* A batch beyond the bounds is refused though its halves are within, and no forward is served. */
-START_TEST(bounds_are_of_the_whole_batch)
+TEST_OF(batch, bounds_are_of_the_whole_batch)
 {
     start_rows();
     bounds.modes = BIT(EXTEND) | BIT(DECODE) | BIT(MIXED);
@@ -722,35 +704,5 @@ START_TEST(bounds_are_of_the_whole_batch)
     ck_assert_int_eq(mock_ordered, 0);
     finish();
 }
-END_TEST
 
-static Suite *route_suite(void)
-{
-    static const struct test_row tests[] = {
-        {"table", &a_row_is_read, 1},
-        {"table", &a_malformed_row_is_told, 17},
-        {"table", &a_shadowed_row_is_told, 12},
-        {"table", &a_table_has_to_be_whole, 1},
-        {"table", &reach_is_what_a_search_finds, 4},
-        {"query", &children_are_asked_what_can_reach_them, 1},
-        {"query", &graph_level_is_of_those_that_are_reached, 1},
-        {"query", &invariance_is_lost_where_the_batch_decides, 7},
-        {"query", &children_that_read_differently_are_refused, 1},
-        {"query", &a_refusal_has_the_childs_name, 1},
-        {"query", &a_wrong_table_is_refused_by_query_and_create, 1},
-        {"batch", &children_are_made_for_their_layers, 1},
-        {"batch", &a_child_without_batches_is_not_made, 1},
-        {"batch", &a_batch_is_picked_for_by_its_numbers, 9},
-        {"batch", &a_graph_is_picked_for_by_its_bounds, 2},
-        {"batch", &mixed_is_split_and_each_half_picked_for, 6},
-        {"batch", &mixed_that_cannot_be_split_goes_whole, 1},
-        {"batch", &bounds_are_of_the_whole_batch, 1},
-        {"batch", &failures_leave_nothing, 1},
-    };
-    return suite_of_rows("route", tests, sizeof tests / sizeof tests[0]);
-}
-
-int main(void)
-{
-    return test_main(route_suite());
-}
+TESTS("route");

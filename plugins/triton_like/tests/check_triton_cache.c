@@ -393,16 +393,5 @@ TEST_OF(files, processes_share_a_folder)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("triton_cache");
-    TCase *tc = tcase_create("files");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(files, .set_up = set_up, .tear_down = tear_down);
+TESTS("triton_cache");

@@ -712,28 +712,9 @@ TEST_OF(nvrtc, true_binaries_repeat)
         remove_folder(caches[i]);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("triton_compile");
-    TCase *tc = tcase_create("key");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    suite_add_tcase(s, tc);
-    tc = tcase_create("cache");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    suite_add_tcase(s, tc);
-    tc = tcase_create("steps");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    suite_add_tcase(s, tc);
-    tc = tcase_create("errors");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    suite_add_tcase(s, tc);
-    tc = tcase_create("nvrtc");
-    tcase_add_checked_fixture(tc, set_up, tear_down);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(key, .set_up = set_up, .tear_down = tear_down);
+GROUP(cache, .set_up = set_up, .tear_down = tear_down);
+GROUP(steps, .set_up = set_up, .tear_down = tear_down);
+GROUP(errors, .set_up = set_up, .tear_down = tear_down);
+GROUP(nvrtc, .set_up = set_up, .tear_down = tear_down);
+TESTS("triton_compile");

@@ -212,7 +212,7 @@ static const struct specimen {
     {ATTN_F16, ATTN_FP8_E4M3, ATTN_F16, 264, 64, 4, 16, 1, VARIANT_CUSTOM, 1, "sm_80"},
 };
 
-START_TEST(kernels_compile)
+LOOP_OF(nvrtc, kernels_compile, 0, COUNT(specimens))
 {
     static const char *const names[] = {"extend.cu", "decode.cu", "save_kv.cu"};
     const struct specimen *specimen = &specimens[_i];
@@ -248,23 +248,7 @@ START_TEST(kernels_compile)
     for (int i = 0; i < (_i < 2 ? 3 : 2); i++)
         compile(nvrtc, names[i], &constants, architecture);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("triton_like");
-    TCase *tc = tcase_create("any_machine");
-    tcase_add_unchecked_fixture(tc, open_plugin, NULL);
-    suite_add_tcase(s, tc);
-    TCase *compiling = tcase_create("nvrtc");
-    tcase_set_timeout(compiling, 300);
-    tcase_set_tags(compiling, "compiler");
-    tcase_add_loop_test(compiling, kernels_compile, 0, sizeof specimens / sizeof specimens[0]);
-    suite_add_tcase(s, compiling);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(any_machine, .set_up_once = open_plugin);
+GROUP(nvrtc, .timeout = 300, .tags = "compiler");
+TESTS("triton_like");

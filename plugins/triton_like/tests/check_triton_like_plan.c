@@ -306,7 +306,7 @@ TEST_OF(plan, unsplit_launches)
 
 /* Launch shapes of a graph follow from the bounds; what else its batches differ in is set in its
  * memory, and what has not changed is not set again. */
-START_TEST(graph_launches)
+LOOP_OF(plan, graph_launches, 0, 4)
 {
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
                                      ATTN_MODE_TARGET_VERIFY};
@@ -339,7 +339,6 @@ START_TEST(graph_launches)
     }
     run_end(&t);
 }
-END_TEST
 
 static uint32_t state = 1;
 
@@ -445,18 +444,9 @@ TEST_OF(plan, default_splits)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("triton_like_plan");
-    TCase *tc = tcase_create("plan");
-    tcase_add_loop_test(tc, graph_launches, 0, 4);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
 int main(void)
 {
     unsetenv("HOME"); /* no cache of compiled kernels */
     unsetenv("XDG_CACHE_HOME");
-    return test_main(suite());
+    return test_main("triton_like_plan");
 }

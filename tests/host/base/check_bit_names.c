@@ -54,13 +54,4 @@ TEST_OF(texts, cut)
     ck_assert_str_eq(text, "req_to_");
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("set");
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("set");

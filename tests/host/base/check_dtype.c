@@ -314,13 +314,4 @@ TEST_OF(dtype, arrays_and_unaligned_elements)
     ck_assert(isnan(dtype_load(ATTN_I32, &integer, 0)));
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("dtype");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("dtype");

@@ -210,16 +210,4 @@ TEST_OF(fail, status_names)
     ck_assert_str_eq(host_status_name(-1), "?");
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("error");
-    TCase *fail = tcase_create("fail"), *prefix = tcase_create("prefix");
-    suite_add_tcase(suite, fail);
-    suite_add_tcase(suite, prefix);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("error");

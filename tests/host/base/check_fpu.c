@@ -59,7 +59,7 @@ TEST_OF(all, begins_as_default)
 }
 
 /* Pinned, arithmetic is a thread's that begins; unpinned, it is what it was. */
-START_TEST(pinned_and_back)
+LOOP_OF(all, pinned_and_back, 0, NUM_CHANGES)
 {
     change(_i);
     uint64_t changed = fpu_control();
@@ -73,7 +73,6 @@ START_TEST(pinned_and_back)
     fpu_set_control(FPU_DEFAULT);
     assert_default();
 }
-END_TEST
 
 /* Pins nest, and one on a thread that is as it began changes nothing. */
 TEST_OF(all, pins_nest)
@@ -98,16 +97,4 @@ TEST_OF(all, flags_are_none)
     assert_default();
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("fpu");
-    TCase *all = tcase_create("all");
-    tcase_add_loop_test(all, pinned_and_back, 0, NUM_CHANGES);
-    suite_add_tcase(s, all);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("fpu");

@@ -63,13 +63,4 @@ TEST_OF(log, callback_makes_a_host)
     ck_assert_str_eq(said, "2 handed on;");
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("log");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("log");

@@ -52,13 +52,4 @@ TEST_OF(records, passes_beyond_its_end)
     moving_range_finish(&range);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("moving_range");
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("moving_range");

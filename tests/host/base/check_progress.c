@@ -209,13 +209,4 @@ TEST_OF(line, drawn_ten_times_a_second_at_most)
     ck_assert_int_le(lines, most);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("progress");
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("progress");

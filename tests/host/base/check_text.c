@@ -372,13 +372,4 @@ TEST_OF(strbuf, lines_are_folded)
     assert_wrapped(text, 0, 2, wanted);
 }
 
-static Suite *suite(void)
-{
-    Suite *text = suite_create("text");
-    return text;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("text");

@@ -420,7 +420,7 @@ static const struct {
     {"broken\n", {{"cpu.max", "100000 100000\n"}}, 0},
 };
 
-START_TEST(quotas_are_read)
+LOOP_OF(threads, quotas_are_read, 0, COUNT(quotas))
 {
     char membership[128], command[128];
     strcpy(tree, "/tmp/check_threads_XXXXXX");
@@ -435,18 +435,5 @@ START_TEST(quotas_are_read)
     ck_assert_uint_eq(quota, quotas[_i].quota);
     ck_assert_uint_eq(cpu_quota(membership, tree), 0); /* no such file */
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("threads");
-    TCase *tests = tcase_create("threads");
-    tcase_add_loop_test(tests, quotas_are_read, 0, sizeof quotas / sizeof *quotas);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("threads");

@@ -359,36 +359,6 @@ TEST_OF(gpu, test_graphs)
     assert_clean();
 }
 
-static void end_soon(void *ctx, size_t done, size_t total, const char *what)
-{
-    int *calls = ctx;
-    (void)done, (void)total;
-    if (strncmp(what, "decode", 6) == 0 && ++*calls == 2) /* when the first is composed */
-        raise(SIGTERM);
-}
-
-/* An interrupt before a shape's first block leaves it out, and all shapes that follow. */
-TEST_OF(interrupted, test_interrupted)
-{
-    static const char *const names[] = {"always", "never", NULL};
-    int calls = 0;
-    const struct bench_params params = {.host = host,
-                                        .device = device,
-                                        .threads = threads,
-                                        .progress = end_soon,
-                                        .progress_ctx = &calls};
-    interrupt_take();
-    load_fixture();
-    add(SMALL "kv_len=9+4", names);
-    GOOD(bench_measure(&params, &report, &error.base));
-    for (int n = 0; n < 2; n++) {
-        const struct bench_run *run = &report.entries[0].runs[n];
-        ck_assert_uint_eq(run->outcome, BENCH_LEFT_OUT);
-        ck_assert_str_eq(strbuf_text(&run->why), "interrupted");
-    }
-    ck_assert_int_eq(report.interrupted, 1);
-}
-
 /* What could be captured is called where that is asked for. */
 TEST_OF(gpu, test_eager)
 {
@@ -472,7 +442,7 @@ TEST_OF(gpu, test_no_room_for_a_shape)
 }
 
 /* A loss ends all of it, early and late. */
-START_TEST(test_lost_device)
+LOOP_OF(gpu, test_lost_device, 0, 4)
 {
     static const char *const calls[] = {"cuMemcpyAsync", "cuLaunchKernel", "cuGraphLaunch",
                                         "cuEventRecord"};
@@ -484,7 +454,6 @@ START_TEST(test_lost_device)
     ck_assert_int_eq(fake.injected(), 1);
     assert_says(host_error_text(&error), "ILLEGAL_ADDRESS");
 }
-END_TEST
 
 TEST_OF(cpu, test_figures_on_cpu)
 {
@@ -666,24 +635,38 @@ TEST_OF(cpu, test_unknown_ceiling)
     free(text);
 }
 
-static Suite *suite(void)
+static void end_soon(void *ctx, size_t done, size_t total, const char *what)
 {
-    Suite *suite = suite_create("bench");
-    TCase *cpu = tcase_create("cpu"), *gpu = tcase_create("gpu");
-    TCase *last = tcase_create("interrupted"); /* a signal stays seen, where tests do not fork */
-    tcase_add_checked_fixture(last, set_up_gpu, tear_down_gpu);
-    tcase_add_checked_fixture(cpu, set_up_cpu, tear_down);
-    tcase_add_checked_fixture(gpu, set_up_gpu, tear_down_gpu);
-#ifdef HAVE_NVCC
-#endif
-    tcase_add_loop_test(gpu, test_lost_device, 0, 4);
-    suite_add_tcase(suite, cpu);
-    suite_add_tcase(suite, gpu);
-    suite_add_tcase(suite, last);
-    return suite;
+    int *calls = ctx;
+    (void)done, (void)total;
+    if (strncmp(what, "decode", 6) == 0 && ++*calls == 2) /* when the first is composed */
+        raise(SIGTERM);
 }
 
-int main(void)
+/* An interrupt before a shape's first block leaves it out, and all shapes that follow. The last test: a signal stays seen,
+ * where tests do not fork. */
+TEST_OF(interrupted, test_interrupted)
 {
-    return test_main(suite());
+    static const char *const names[] = {"always", "never", NULL};
+    int calls = 0;
+    const struct bench_params params = {.host = host,
+                                        .device = device,
+                                        .threads = threads,
+                                        .progress = end_soon,
+                                        .progress_ctx = &calls};
+    interrupt_take();
+    load_fixture();
+    add(SMALL "kv_len=9+4", names);
+    GOOD(bench_measure(&params, &report, &error.base));
+    for (int n = 0; n < 2; n++) {
+        const struct bench_run *run = &report.entries[0].runs[n];
+        ck_assert_uint_eq(run->outcome, BENCH_LEFT_OUT);
+        ck_assert_str_eq(strbuf_text(&run->why), "interrupted");
+    }
+    ck_assert_int_eq(report.interrupted, 1);
 }
+
+GROUP(cpu, .set_up = set_up_cpu, .tear_down = tear_down);
+GROUP(gpu, .set_up = set_up_gpu, .tear_down = tear_down_gpu);
+GROUP(interrupted, .set_up = set_up_gpu, .tear_down = tear_down_gpu);
+TESTS("bench");

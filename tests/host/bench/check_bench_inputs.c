@@ -132,7 +132,7 @@ static void judge(const struct bench_problem *problem, attnhost_metadata *metada
     reference_result_finish(&result);
 }
 
-START_TEST(test_oracle)
+LOOP_OF(inputs, test_oracle, 0, COUNT(cases))
 {
     struct bench_problem problem;
     attnhost_backend *backend = NULL;
@@ -162,7 +162,6 @@ START_TEST(test_oracle)
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
-END_TEST
 
 /* ---- The judge ------------------------------------------------------------------------------- */
 
@@ -240,7 +239,7 @@ static void spoil(uint32_t o, int64_t unit, int byte)
 }
 
 /* Whatever a backend writes wrong, or not at all, the judge names. */
-START_TEST(test_judge)
+LOOP_OF(inputs, test_judge, 0, NUM_JUDGED)
 {
     const char *layouts[2];
     load_built(judged[_i].backend);
@@ -269,7 +268,6 @@ START_TEST(test_judge)
         }
     }
 }
-END_TEST
 
 /* ---- Arrays and values ----------------------------------------------------------------------- */
 
@@ -312,7 +310,7 @@ static void measure(const attn_tensor *tensor, float scale, double *mean, double
     *variance = squares / (double)count - *mean * *mean;
 }
 
-START_TEST(test_values)
+LOOP_OF(inputs, test_values, 0, 5)
 {
     static const char *const types[] = {"bf16", "f32", "f16", "fp8_e4m3", "fp8_e5m2"};
     char text[128];
@@ -339,11 +337,10 @@ START_TEST(test_values)
     ck_assert_mem_ne(tensors[0]->data, other.operands[ATTN_ROLE_Q]->data, 4096);
     ck_assert_mem_ne(tensors[1]->data, tensors[2]->data, 4096);
 }
-END_TEST
 
 /* What is fp8 has about unit variance by each of its scales, which differ from head to head, from
  * sequence to sequence, and between q, k and v. */
-START_TEST(test_fp8_values)
+LOOP_OF(inputs, test_fp8_values, 0, 2)
 {
     static const char *const types[] = {"fp8_e4m3", "fp8_e5m2"};
     char text[160];
@@ -375,7 +372,6 @@ START_TEST(test_fp8_values)
     }
     ck_assert_ptr_null(call.scales[ATTN_ROLE_OUT]);
 }
-END_TEST
 
 /* Copies go beyond the cache: four times a small one, and no fewer than two. */
 TEST_OF(inputs, test_copies)
@@ -430,7 +426,7 @@ static void assert_same_operands(const struct device *gpu, const struct bench_in
     }
 }
 
-START_TEST(test_same_bytes_on_a_gpu)
+LOOP_OF(inputs, test_same_bytes_on_a_gpu, 0, 4)
 {
     static const char *const texts[] = {
         "mode=mixed,batch=5,q_len=6,kv_len=19+64,head_dim=16,kv_dtype=fp8_e4m3",
@@ -463,7 +459,6 @@ START_TEST(test_same_bytes_on_a_gpu)
     assert_nothing_left();
     assert_clean();
 }
-END_TEST
 
 TEST_OF(inputs, test_no_memory_on_a_gpu)
 {
@@ -480,21 +475,5 @@ TEST_OF(inputs, test_no_memory_on_a_gpu)
     assert_nothing_left();
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("bench_inputs");
-    TCase *tcase = tcase_create("inputs");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_loop_test(tcase, test_oracle, 0, sizeof cases / sizeof cases[0]);
-    tcase_add_loop_test(tcase, test_judge, 0, NUM_JUDGED);
-    tcase_add_loop_test(tcase, test_values, 0, 5);
-    tcase_add_loop_test(tcase, test_fp8_values, 0, 2);
-    tcase_add_loop_test(tcase, test_same_bytes_on_a_gpu, 0, 4);
-    suite_add_tcase(suite, tcase);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(inputs, .set_up = set_up, .tear_down = tear_down);
+TESTS("bench_inputs");

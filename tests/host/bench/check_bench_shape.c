@@ -281,7 +281,7 @@ static const struct refusal {
     {"mode=extend,batch=65536,kv_len=65536,page_size=1", {"new tokens: accepted up to"}},
 };
 
-START_TEST(test_refusals)
+LOOP_OF(grammar, test_refusals, 0, COUNT(refusals))
 {
     const struct refusal *refusal = &refusals[_i];
     attn_status status = bench_shapes_add(&shapes, refusal->text, &base, &error.base);
@@ -290,7 +290,6 @@ START_TEST(test_refusals)
         ck_assert_msg(strstr(host_error_text(&error), refusal->says[i]), "'%s' is not in '%s'",
                       refusal->says[i], host_error_text(&error));
 }
-END_TEST
 
 TEST_OF(grammar, test_too_many_lengths)
 {
@@ -426,19 +425,6 @@ TEST_OF(counts, test_masks_by_oracle)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("bench_shape");
-    TCase *grammar = tcase_create("grammar"), *counts = tcase_create("counts");
-    tcase_add_checked_fixture(grammar, set_up, tear_down);
-    tcase_add_checked_fixture(counts, set_up, tear_down);
-    tcase_add_loop_test(grammar, test_refusals, 0, sizeof refusals / sizeof refusals[0]);
-    suite_add_tcase(suite, grammar);
-    suite_add_tcase(suite, counts);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(grammar, .set_up = set_up, .tear_down = tear_down);
+GROUP(counts, .set_up = set_up, .tear_down = tear_down);
+TESTS("bench_shape");

@@ -546,24 +546,7 @@ TEST_OF(memory, sizes_do_not_wrap)
     ck_assert_uint_eq(largest, UINT64_MAX);
 }
 
-static void add(Suite *suite, TCase *tcase)
-{
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    suite_add_tcase(suite, tcase);
-}
-
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("kv_pool");
-    TCase *shapes = tcase_create("shapes"), *fresh = tcase_create("fresh");
-    TCase *memory = tcase_create("memory");
-    add(suite, shapes);
-    add(suite, fresh);
-    add(suite, memory);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(shapes, .set_up = set_up, .tear_down = tear_down);
+GROUP(fresh, .set_up = set_up, .tear_down = tear_down);
+GROUP(memory, .set_up = set_up, .tear_down = tear_down);
+TESTS("kv_pool");

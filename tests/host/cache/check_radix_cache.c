@@ -598,7 +598,7 @@ static void expect_counts(void)
 
 static const int32_t page_sizes[] = {1, 3, MAX_SIZE};
 
-START_TEST(random_use)
+LOOP_OF(random, random_use, 0, 3)
 {
     make_cache(page_sizes[_i], NUM_PAGES);
     draws = (uint64_t)_i << 32;
@@ -626,7 +626,6 @@ START_TEST(random_use)
     radix_cache_flush(cache);
     ck_assert_int_eq(slots_free_tokens(&slots), slots_capacity(&slots));
 }
-END_TEST
 
 /* ---- Long prompts ---------------------------------------------------------------------------- */
 
@@ -687,24 +686,7 @@ TEST_OF(limits, many_children_take_linear_time)
     ck_assert_int_eq(slots_free_tokens(&slots), slots_capacity(&slots));
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("radix_cache");
-    TCase *core = tcase_create("core");
-    tcase_add_checked_fixture(core, NULL, tear_down);
-    suite_add_tcase(s, core);
-    TCase *random = tcase_create("random");
-    tcase_add_checked_fixture(random, NULL, tear_down);
-    tcase_add_loop_test(random, random_use, 0, 3);
-    suite_add_tcase(s, random);
-    TCase *limits = tcase_create("limits");
-    tcase_set_tags(limits, "long");
-    tcase_add_checked_fixture(limits, NULL, tear_down);
-    suite_add_tcase(s, limits);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(core, .tear_down = tear_down);
+GROUP(random, .tear_down = tear_down);
+GROUP(limits, .tags = "long", .tear_down = tear_down);
+TESTS("radix_cache");

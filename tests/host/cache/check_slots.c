@@ -170,7 +170,7 @@ static const struct {
     {1, INT64_MAX, "9223372036854775807 pages"},
 };
 
-START_TEST(impossible_pools_are_refused)
+LOOP_OF(limits, impossible_pools_are_refused, 0, COUNT(bad_slots))
 {
     attn_status status =
         slots_init(&slots, bad_slots[_i].page_size, bad_slots[_i].num_pages, &failure.base);
@@ -178,7 +178,6 @@ START_TEST(impossible_pools_are_refused)
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), bad_slots[_i].says));
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "accepted"));
 }
-END_TEST
 
 /* The smallest pool, and the largest one of large pages: the last slot's number fits an int32. */
 TEST_OF(limits, the_least_and_the_most_are_accepted)
@@ -280,7 +279,7 @@ static void grow(struct sequence *sequence, int32_t free_pages, int32_t page_siz
 
 static const int32_t page_sizes[] = {1, 3, 16};
 
-START_TEST(random_use)
+LOOP_OF(core, random_use, 0, 3)
 {
     struct sequence sequences[SEQUENCES];
     int32_t page_size = page_sizes[_i], num_pages = MAX_PAGES - _i;
@@ -306,7 +305,6 @@ START_TEST(random_use)
     }
     ck_assert_int_lt(fewest, 3); /* the pool has been full, or all but full */
 }
-END_TEST
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -351,22 +349,6 @@ TEST_OF(limits, impossible_tables_are_refused)
     request_table_finish(&table);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("slots");
-    TCase *core = tcase_create("core");
-    tcase_add_checked_fixture(core, set_up, tear_down);
-    tcase_add_loop_test(core, random_use, 0, 3);
-    suite_add_tcase(s, core);
-    TCase *limits = tcase_create("limits");
-    tcase_add_checked_fixture(limits, set_up, tear_down);
-    tcase_add_loop_test(limits, impossible_pools_are_refused, 0,
-                        sizeof bad_slots / sizeof *bad_slots);
-    suite_add_tcase(s, limits);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(core, .set_up = set_up, .tear_down = tear_down);
+GROUP(limits, .set_up = set_up, .tear_down = tear_down);
+TESTS("slots");

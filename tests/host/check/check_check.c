@@ -812,16 +812,6 @@ TEST_OF(parts, minimum_is_of_musts)
     profile_finish(&core);
 }
 
-int main(void)
-{
-    Suite *suite = suite_create("check");
-    TCase *plain = tcase_create("parts");
-    TCase *reports = tcase_create("reports");
-    tcase_add_checked_fixture(plain, setup, NULL);
-    tcase_add_checked_fixture(reports, setup_report, teardown_report);
-#ifdef __x86_64__
-#endif
-    suite_add_tcase(suite, plain);
-    suite_add_tcase(suite, reports);
-    return test_main(suite);
-}
+GROUP(parts, .set_up = setup);
+GROUP(reports, .set_up = setup_report, .tear_down = teardown_report);
+TESTS("check");

@@ -89,7 +89,7 @@ TEST_OF(fixture, never)
 }
 
 /* Here some cases of both sorts are there. */
-START_TEST(in_between)
+LOOP_OF(fixture, in_between, 0, 2)
 {
     static const char *const levels[] = {"single_token", "uniform"};
     open_backend(levels[_i]);
@@ -98,7 +98,6 @@ START_TEST(in_between)
     assert_nothing_left();
     assert_clean();
 }
-END_TEST
 
 /* ---- A driver without a spy ------------------------------------------------------------------ */
 
@@ -116,16 +115,4 @@ TEST_OF(fixture, no_spy)
     close_backend();
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("check_cuda");
-    TCase *t = tcase_create("fixture");
-    tcase_add_loop_test(t, in_between, 0, 2);
-    suite_add_tcase(s, t);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("check_cuda");

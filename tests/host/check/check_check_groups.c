@@ -97,7 +97,7 @@ static void pass_check(const struct check *check)
     }
 }
 
-START_TEST(test_good_backends)
+LOOP_OF(groups, test_good_backends, 0, 4 * NUM_TABLES)
 {
     void (*const openers[])(void) = {open_cpu_native, open_example, open_hybrid, open_cuda_fixture};
     openers[_i / NUM_TABLES]();
@@ -105,19 +105,10 @@ START_TEST(test_good_backends)
         pass_check(check);
     close_subject();
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("check_groups");
-    TCase *tc = tcase_create("groups");
-    tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, test_good_backends, 0, 4 * NUM_TABLES);
-    suite_add_tcase(s, tc);
-    return s;
-}
+GROUP(groups, .timeout = 120);
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { IS_SANITIZED = 1 };
@@ -141,5 +132,5 @@ int main(int argc, char **argv)
 {
     (void)argc;
     preload_watch(argv);
-    return test_main(suite());
+    return test_main("check_groups");
 }

@@ -406,7 +406,7 @@ static void judge_bits(struct engine *e, int32_t real)
 
 /* Steps of one to five sequences, each from the smallest graph that holds it; lengths grow from
  * step to step and cross borders of pages and of the window. */
-START_TEST(test_decode_from_graphs)
+LOOP_OF(fake_device, test_decode_from_graphs, 0, 2 * NUM_FORMS)
 {
     static const int32_t sizes[] = {8, 4, 2, 1};
     struct engine e;
@@ -445,7 +445,6 @@ START_TEST(test_decode_from_graphs)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 /* ---- What a capture bakes in ----------------------------------------------------------------- */
 
@@ -458,7 +457,7 @@ static void note_grid(const struct fake_cuda_launch *launch)
 }
 
 /* A graph that was captured with three of eight sequences serves eight. */
-START_TEST(test_launch_shapes_follow_from_bounds)
+LOOP_OF(fake_device, test_launch_shapes_follow_from_bounds, 0, NUM_FORMS)
 {
     static const size_t sizes[] = {sizeof(cuda_fixture_params)};
     struct engine e;
@@ -486,7 +485,6 @@ START_TEST(test_launch_shapes_follow_from_bounds)
     engine_finish(&e);
     tear_down();
 }
-END_TEST
 
 /* A host that passes other arrays than those of the capture is refused. */
 TEST_OF(fake_device, test_moved_arrays_are_refused)
@@ -576,7 +574,7 @@ TEST_OF(fake_device, test_eager_metadata_is_not_captured)
 /* ---- Failures -------------------------------------------------------------------------------- */
 
 /* An index that must not be read, in each form. */
-START_TEST(test_bad_index_loses_the_device)
+LOOP_OF(fake_device, test_bad_index_loses_the_device, 0, NUM_FORMS)
 {
     struct engine e;
     struct step step;
@@ -601,7 +599,6 @@ START_TEST(test_bad_index_loses_the_device)
     ck_assert_uint_eq(counters.faults, 1);
     assert_nothing_left();
 }
-END_TEST
 
 /* Counters that a failed forward left behind would stop the next one. */
 TEST_OF(fake_device, test_a_failed_forward_leaves_nothing)
@@ -794,18 +791,4 @@ TEST_OF(fake_device, test_query_refuses)
     tear_down();
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("cuda_fixture");
-    TCase *tc = tcase_create("fake_device");
-    tcase_add_loop_test(tc, test_decode_from_graphs, 0, 2 * NUM_FORMS);
-    tcase_add_loop_test(tc, test_launch_shapes_follow_from_bounds, 0, NUM_FORMS);
-    tcase_add_loop_test(tc, test_bad_index_loses_the_device, 0, NUM_FORMS);
-    suite_add_tcase(s, tc);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("cuda_fixture");

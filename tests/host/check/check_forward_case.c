@@ -566,7 +566,7 @@ static const struct {
     {KEEPS_SCRATCH, 3, "INVAR-02: repetition 2 of 3: out, row 0 (query 0 of sequence 0), head 0"},
 };
 
-START_TEST(what_is_wrong_is_bad)
+LOOP_OF(judge, what_is_wrong_is_bad, 0, COUNT(finds))
 {
     struct case_spec spec = plain_spec();
     struct case_verdict verdict = judge(&spec, finds[_i].wrong, finds[_i].repeat);
@@ -574,7 +574,6 @@ START_TEST(what_is_wrong_is_bad)
     ck_assert_msg(strstr(verdict.text, finds[_i].word), "\"%s\" is not in \"%s\"", finds[_i].word,
                   verdict.text);
 }
-END_TEST
 
 static void count_note(void *ctx, int32_t run)
 {
@@ -730,23 +729,7 @@ TEST_OF(judge, one_value_for_its_neighbour)
     forward_case_destroy(c);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("forward_case");
-    TCase *cases = tcase_create("cases"), *needles = tcase_create("needles");
-    TCase *judged = tcase_create("judge");
-    tcase_add_checked_fixture(cases, open_native, close_native);
-    tcase_add_checked_fixture(needles, open_native, close_native);
-    tcase_add_checked_fixture(judged, open_native, close_native);
-    tcase_set_timeout(needles, 200);
-    tcase_add_loop_test(judged, what_is_wrong_is_bad, 0, sizeof finds / sizeof finds[0]);
-    suite_add_tcase(s, cases);
-    suite_add_tcase(s, needles);
-    suite_add_tcase(s, judged);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(cases, .set_up = open_native, .tear_down = close_native);
+GROUP(needles, .set_up = open_native, .tear_down = close_native, .timeout = 200);
+GROUP(judge, .set_up = open_native, .tear_down = close_native);
+TESTS("forward_case");

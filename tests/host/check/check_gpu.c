@@ -267,17 +267,11 @@ TEST_OF(device, test_loss_and_reset)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("gpu");
-    return made;
-}
-
 int main(void)
 {
     if (!has_gpu()) {
         puts("1..0 # SKIP no CUDA driver or no GPU");
         return EXIT_SUCCESS;
     }
-    return test_main(suite());
+    return test_main("gpu");
 }

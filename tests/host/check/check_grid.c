@@ -190,7 +190,7 @@ TEST_OF(grid, equal_seeds_give_equal_grids)
 /* The grid of seed 7, made once and written down: on another machine, by another compiler, with
  * other instructions it is the same. It changes with the axes and with what cpu_native accepts, and
  * then the message has what to write here. */
-START_TEST(it_is_the_same_on_every_machine)
+LOOP_OF(grid, it_is_the_same_on_every_machine, 0, 3)
 {
     static const char golden[] = "31db8939e75dcae4b960af820a1332e4a772486230b4f37636862c00cb2ac211";
     static const uint32_t isas[] = {0, ATTN_CPU_AVX2, UINT32_MAX};
@@ -203,7 +203,6 @@ START_TEST(it_is_the_same_on_every_machine)
     ck_assert_str_eq(grid->digest, golden);
     grid_destroy(grid);
 }
-END_TEST
 
 TEST_OF(grid, exhaustive_has_more)
 {
@@ -401,18 +400,5 @@ TEST_OF(grid, no_latent_layers_has_a_reason)
     grid_destroy(grid);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("grid");
-    TCase *t = tcase_create("grid");
-    tcase_add_checked_fixture(t, open_native, close_native);
-    tcase_set_timeout(t, 100);
-    tcase_add_loop_test(t, it_is_the_same_on_every_machine, 0, 3);
-    suite_add_tcase(s, t);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(grid, .set_up = open_native, .tear_down = close_native, .timeout = 100);
+TESTS("grid");

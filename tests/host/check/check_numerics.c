@@ -108,11 +108,10 @@ static void assert_all_pass(void)
 
 /* ---- What is right --------------------------------------------------------------------------- */
 
-START_TEST(native_passes)
+TEST_OF(right, native_passes)
 {
     assert_all_pass();
 }
-END_TEST
 
 /* ---- On the fake driver ---------------------------------------------------------------------- */
 
@@ -133,7 +132,7 @@ static void close_fixture(void)
     assert_clean();
 }
 
-START_TEST(fixture_passes)
+TEST_OF(fixture, fixture_passes)
 {
     assert_all_pass();
     /* Graphs, all of them; what it does not support is skipped with its own words. */
@@ -147,7 +146,6 @@ START_TEST(fixture_passes)
     ck_assert_int_eq(latent.skip, 1);
     ck_assert_str_eq(latent.first, "kv_layout mla.latent/1: accepted kv.nhd/1, kv.hnd/1");
 }
-END_TEST
 
 /* ---- Composites ------------------------------------------------------------------------------ */
 
@@ -162,11 +160,10 @@ static void open_hybrid(void)
     f.subject.grid = &grid;
 }
 
-START_TEST(hybrid_passes)
+TEST_OF(hybrid, hybrid_passes)
 {
     assert_all_pass();
 }
-END_TEST
 
 /* ---- What is wrong --------------------------------------------------------------------------- */
 
@@ -277,7 +274,7 @@ static const struct check *nth_check(int32_t nth)
 }
 
 /* A check with nothing wrong, once, and then with all that it has to find. */
-START_TEST(what_is_wrong_is_found)
+LOOP_OF(wrong, what_is_wrong_is_found, 0, num_checks())
 {
     const attn_backend_type *real = f.subject.type;
     const struct check *check = nth_check(_i);
@@ -298,33 +295,9 @@ START_TEST(what_is_wrong_is_found)
     }
     f.subject.type = real;
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("numerics");
-    TCase *right = tcase_create("right"), *wrong = tcase_create("wrong");
-    TCase *fixture = tcase_create("fixture"), *hybrid = tcase_create("hybrid");
-    tcase_add_checked_fixture(right, open_native, close_native);
-    tcase_add_checked_fixture(wrong, open_native, close_native);
-    tcase_add_checked_fixture(fixture, open_fixture, close_fixture);
-    tcase_add_checked_fixture(hybrid, open_hybrid, close_native);
-    tcase_set_timeout(right, 200);
-    tcase_set_timeout(fixture, 200);
-    tcase_set_timeout(hybrid, 200);
-    tcase_set_timeout(wrong, 200);
-    tcase_add_test(right, native_passes);
-    tcase_add_loop_test(wrong, what_is_wrong_is_found, 0, num_checks());
-    tcase_add_test(fixture, fixture_passes);
-    tcase_add_test(hybrid, hybrid_passes);
-    suite_add_tcase(s, right);
-    suite_add_tcase(s, fixture);
-    suite_add_tcase(s, hybrid);
-    suite_add_tcase(s, wrong);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(right, .set_up = open_native, .tear_down = close_native, .timeout = 200);
+GROUP(wrong, .set_up = open_native, .tear_down = close_native, .timeout = 200);
+GROUP(fixture, .set_up = open_fixture, .tear_down = close_fixture, .timeout = 200);
+GROUP(hybrid, .set_up = open_hybrid, .tear_down = close_native, .timeout = 200);
+TESTS("numerics");

@@ -42,7 +42,7 @@ static void close_place(void)
         free((char *)(uintptr_t)place.files[f]);
 }
 
-START_TEST(pairs_agree_with_the_first_alone)
+LOOP_OF(pairs, pairs_agree_with_the_first_alone, 0, (BACKENDS * (BACKENDS - 1) * PAIRS_VARIANTS))
 {
     int pair = _i / PAIRS_VARIANTS, first = pair / (BACKENDS - 1), second = pair % (BACKENDS - 1);
     second += second >= first;
@@ -51,12 +51,11 @@ START_TEST(pairs_agree_with_the_first_alone)
         pairs_judge(&place, host, backends[first], backends[second], _i % PAIRS_VARIANTS, text);
     ck_assert_msg(!wrong, "%s", wrong);
 }
-END_TEST
 
 /* decode_hnd reads HND alone, example_rows NHD alone, and where NHD is wanted cpu_native reads
  * that.
  */
-START_TEST(pairs_of_other_layouts_are_refused)
+LOOP_OF(pairs, pairs_of_other_layouts_are_refused, 0, 2)
 {
     const char *wrong;
     ck_assert_int_eq(pairs_share_a_layout(host, "example_rows", "decode_hnd"), 0);
@@ -66,11 +65,10 @@ START_TEST(pairs_of_other_layouts_are_refused)
         wrong = pairs_refused(&place, "cpu_native", "decode_hnd", "kv_cache.layout=nhd", text);
     ck_assert_msg(!wrong, "%s", wrong);
 }
-END_TEST
 
 /* The same by the composite itself: the reason is the child's, and create has allocated nothing
  * when it refuses. */
-START_TEST(other_layouts_allocate_nothing)
+LOOP_OF(pairs, other_layouts_allocate_nothing, 0, 2)
 {
     static const char *const pairs[] = {"prefill", "example_rows", "decode", "decode_hnd"};
     attn_device device = {.struct_size = sizeof device, .type = ATTN_DEVICE_CPU};
@@ -128,23 +126,6 @@ START_TEST(other_layouts_allocate_nothing)
     ck_assert_uint_eq(error.base.field, ATTN_FIELD_KV_LAYOUT);
     compose_destroy(node);
 }
-END_TEST
 
-static Suite *pairs_suite(void)
-{
-    Suite *suite = suite_create("pairs");
-    TCase *tcase = tcase_create("pairs");
-    tcase_add_checked_fixture(tcase, open_place, close_place);
-    tcase_set_timeout(tcase, 120);
-    tcase_add_loop_test(tcase, pairs_agree_with_the_first_alone, 0,
-                        BACKENDS * (BACKENDS - 1) * PAIRS_VARIANTS);
-    tcase_add_loop_test(tcase, pairs_of_other_layouts_are_refused, 0, 2);
-    tcase_add_loop_test(tcase, other_layouts_allocate_nothing, 0, 2);
-    suite_add_tcase(suite, tcase);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(pairs_suite());
-}
+GROUP(pairs, .set_up = open_place, .tear_down = close_place, .timeout = 120);
+TESTS("pairs");

@@ -348,19 +348,10 @@ TEST_OF(installing, versions)
     ck_assert_uint_eq(get("cuNoSuchCall", &none, 12000, 0), 500);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("spy_cuda");
-    TCase *t = tcase_create("calls");
-    tcase_add_checked_fixture(t, set_up, tear_down);
-    suite_add_tcase(s, t);
-    t = tcase_create("installing");
-    suite_add_tcase(s, t);
-    return s;
-}
+GROUP(calls, .set_up = set_up, .tear_down = tear_down);
 
 int main(void)
 {
     const char *spy_file = getenv(new_process);
-    return spy_file ? install_by_library_path(spy_file) : test_main(suite());
+    return spy_file ? install_by_library_path(spy_file) : test_main("spy_cuda");
 }

@@ -142,13 +142,12 @@ static const struct {
     {"--qu -- --text", "--text|1|-|-|7|1.5|"},
 };
 
-START_TEST(what_is_given)
+LOOP_OF(arguments, what_is_given, 0, COUNT(good))
 {
     ck_assert_int_eq(call(good[_i].line), ENDED);
     ck_assert_str_eq(seen, good[_i].seen);
     ck_assert_str_eq(complained, "");
 }
-END_TEST
 
 static const struct {
     const char *line, *says;
@@ -166,18 +165,17 @@ static const struct {
     {"f --quick=yes", "--quick"},
 };
 
-START_TEST(what_is_refused)
+LOOP_OF(arguments, what_is_refused, 0, COUNT(bad))
 {
     ck_assert_int_eq(call(bad[_i].line), EXIT_USAGE);
     ck_assert_msg(strstr(complained, bad[_i].says) != NULL, "%s: %s", bad[_i].line, complained);
     ck_assert_str_eq(seen, "");
     ck_assert_str_eq(printed, "");
 }
-END_TEST
 
 /* ---- Help ------------------------------------------------------------------------------------ */
 
-START_TEST(help_is_made_from_the_rows)
+LOOP_OF(arguments, help_is_made_from_the_rows, 0, 2)
 {
     ck_assert_int_eq(call(_i ? "f --help" : "-h"), EXIT_GOOD);
     ck_assert_str_eq(seen, "");
@@ -201,7 +199,6 @@ START_TEST(help_is_made_from_the_rows)
                  "\n"
                  "The end.\n");
 }
-END_TEST
 
 /* Names that help lists are those that people type; each row has what help needs. */
 TEST_OF(arguments, rows_of_all_commands)
@@ -258,18 +255,4 @@ TEST_OF(arguments, exit_codes)
     ck_assert_int_eq(exit_code_of_check(CHECK_GOOD, 15), 143);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("arguments");
-    TCase *tcase = tcase_create("arguments");
-    tcase_add_loop_test(tcase, what_is_given, 0, sizeof good / sizeof *good);
-    tcase_add_loop_test(tcase, what_is_refused, 0, sizeof bad / sizeof *bad);
-    tcase_add_loop_test(tcase, help_is_made_from_the_rows, 0, 2);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("arguments");

@@ -86,7 +86,7 @@ static const struct {
 };
 enum { NUM_ROWS = sizeof rows / sizeof *rows };
 
-START_TEST(one_device_for_all)
+LOOP_OF(device, one_device_for_all, 0, NUM_ROWS)
 {
     attn_status status = plan(rows[_i].backends, rows[_i].shape, rows[_i].ini);
     ck_assert_msg(status == ATTN_OK, "%s: %s", rows[_i].backends, host_error_text(&error));
@@ -94,7 +94,6 @@ START_TEST(one_device_for_all)
     if (!strstr(rows[_i].backends, "triton_like") && !strstr(rows[_i].backends, "nobody"))
         ck_assert_uint_eq(fake.num_calls("cuInit"), 0);
 }
-END_TEST
 
 TEST_OF(device, two_devices_are_refused)
 {
@@ -118,17 +117,5 @@ TEST_OF(device, no_driver)
     ck_assert_int_ne(plan("triton_like", "mode=decode", "[platform]\ndevice = cuda:0\n"), ATTN_OK);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("bench_plan");
-    TCase *tcase = tcase_create("device");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_loop_test(tcase, one_device_for_all, 0, NUM_ROWS);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(device, .set_up = set_up, .tear_down = tear_down);
+TESTS("bench_plan");

@@ -400,14 +400,13 @@ static const struct {
     {"verify", "rate = 50%", "is not a finite number"},
 };
 
-START_TEST(bad_values_are_named_with_place_and_choices)
+LOOP_OF(refused, bad_values_are_named_with_place_and_choices, 0, (int)NUM(bad_values))
 {
     char text[512];
     snprintf(text, sizeof text, "# first\n\n[%s]\n%s\n", bad_values[_i].section,
              bad_values[_i].line);
     ASSERT_REFUSED(text, "t.ini:4: ", bad_values[_i].section, bad_values[_i].part, "; accepted: ");
 }
-END_TEST
 
 TEST_OF(refused, twice_is_refused_with_both_lines)
 {
@@ -932,20 +931,5 @@ TEST_OF(garbage, random_bytes_and_random_tokens)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *config = suite_create("config");
-    TCase *refused = tcase_create("refused");
-    tcase_add_loop_test(refused, bad_values_are_named_with_place_and_choices, 0,
-                        (int)NUM(bad_values));
-    suite_add_tcase(config, refused);
-    TCase *garbage = tcase_create("garbage");
-    tcase_set_timeout(garbage, 120); /* valgrind */
-    suite_add_tcase(config, garbage);
-    return config;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(garbage, .timeout = 120); /* valgrind */
+TESTS("config");

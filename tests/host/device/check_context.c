@@ -294,13 +294,4 @@ TEST_OF(context, zeroed_beside_a_capture)
     tear_down();
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("context");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("context");

@@ -585,16 +585,4 @@ TEST_OF(fake, test_capture_isolation)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("cuda_driver");
-    TCase *opening = tcase_create("opening"), *work = tcase_create("fake");
-    suite_add_tcase(made, opening);
-    suite_add_tcase(made, work);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("cuda_driver");

@@ -83,16 +83,5 @@ TEST_OF(core, there_is_one)
     FAILS(device_open(ATTN_DEVICE_CPU, 1, &second, &error.base), ATTN_DEPENDENCY_MISSING);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("device_cpu");
-    TCase *core = tcase_create("core");
-    tcase_add_checked_fixture(core, set_up, tear_down);
-    suite_add_tcase(made, core);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(core, .set_up = set_up, .tear_down = tear_down);
+TESTS("device_cpu");

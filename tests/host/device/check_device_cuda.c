@@ -832,16 +832,4 @@ TEST_OF(bad, test_loss_by_a_fault)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("device_cuda");
-    TCase *good = tcase_create("good"), *bad = tcase_create("bad");
-    suite_add_tcase(made, good);
-    suite_add_tcase(made, bad);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("device_cuda");

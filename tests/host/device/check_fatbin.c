@@ -38,17 +38,7 @@ TEST_OF(embedded, embedded_fatbin_says_what_for)
     ck_assert_str_eq(noop_fatbin_codes, "sm_80 sm_90a");
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("fatbin");
-
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("fatbin");
 
 #else
 

@@ -317,16 +317,5 @@ TEST_OF(attnhost, merge)
     assert_says("merge: lse is of another shape");
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("attnhost");
-    TCase *tests = tcase_create("attnhost");
-    tcase_add_checked_fixture(tests, setup, teardown);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(attnhost, .set_up = setup, .tear_down = teardown);
+TESTS("attnhost");

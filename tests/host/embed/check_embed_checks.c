@@ -584,16 +584,5 @@ TEST_OF(checks, unset_sizes_of_steps)
     attnhost_backend_destroy(backend);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("embed checks");
-    TCase *tests = tcase_create("checks");
-    tcase_add_checked_fixture(tests, setup, teardown);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(checks, .set_up = setup, .tear_down = teardown);
+TESTS("embed checks");

@@ -323,7 +323,7 @@ TEST_OF(params, a_backend_uses_them_alone)
 }
 
 /* Each allocation in turn fails: the error says whose it was, and nothing is kept. */
-START_TEST(a_failing_allocator_is_named)
+LOOP_OF(params, a_failing_allocator_is_named, 0, 2)
 {
     const char *const names[] = {"cpu_native", "both"};
     const char *const pairs[] = {"prefill", "cpu_native", "decode", "cpu_native"};
@@ -354,7 +354,6 @@ START_TEST(a_failing_allocator_is_named)
     ck_assert_int_ge(failures, 1);
     memset(&engine, 0, sizeof engine);
 }
-END_TEST
 
 /* What is not aligned goes back, and counts as nothing. */
 TEST_OF(params, misplaced_memory_is_refused)
@@ -414,15 +413,6 @@ TEST_OF(params, wrong_params)
     ck_assert_ptr_null(none);
 }
 
-int main(void)
-{
-    Suite *suite = suite_create("engine_services");
-    TCase *tcase = tcase_create("params");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_loop_test(tcase, a_failing_allocator_is_named, 0, 2);
-    suite_add_tcase(suite, tcase);
-    TCase *on_gpu = tcase_create("gpu");
-    tcase_add_checked_fixture(on_gpu, set_up_gpu, tear_down_gpu);
-    suite_add_tcase(suite, on_gpu);
-    return test_main(suite);
-}
+GROUP(params, .set_up = setup, .tear_down = teardown);
+GROUP(gpu, .set_up = set_up_gpu, .tear_down = tear_down_gpu);
+TESTS("engine_services");

@@ -43,11 +43,10 @@ static void tear_down_cuda(void)
     fake.reset();
 }
 
-START_TEST(as_defined)
+TEST_OF(cpu, as_defined)
 {
     merge_everything(&scene, 60);
 }
-END_TEST
 
 /* The engine's graph replays it, with other contents. */
 TEST_OF(cuda, captured)
@@ -55,7 +54,7 @@ TEST_OF(cuda, captured)
     merge_captured(&scene);
 }
 
-START_TEST(refused)
+TEST_OF(cpu, refused)
 {
     struct merge_case c;
     merge_case_make(&scene, &c, 1);
@@ -84,7 +83,6 @@ START_TEST(refused)
     merge_case_refused(&scene, &c, "merge: lse has no struct_size");
     merge_case_finish(&scene, &c);
 }
-END_TEST
 
 /* A driver that does not take the kernels: the error says so, and the next call tries again. */
 TEST_OF(cuda, kernels_are_refused)
@@ -97,17 +95,8 @@ TEST_OF(cuda, kernels_are_refused)
     merge_case_finish(&scene, &c);
 }
 
-int main(void)
-{
-    Suite *suite = suite_create("merge");
-    TCase *cpu = tcase_create("cpu"), *cuda = tcase_create("cuda");
-    tcase_add_checked_fixture(cpu, set_up_cpu, tear_down);
-    tcase_add_test(cpu, as_defined);
-    tcase_add_test(cpu, refused);
-    tcase_add_checked_fixture(cuda, set_up_cuda, tear_down_cuda);
-    tcase_add_test(cuda, as_defined);
-    tcase_add_test(cuda, refused);
-    suite_add_tcase(suite, cpu);
-    suite_add_tcase(suite, cuda);
-    return test_main(suite);
-}
+ENTER_TEST(cuda, as_defined, 0, 1);
+ENTER_TEST(cuda, refused, 0, 1);
+GROUP(cpu, .set_up = set_up_cpu, .tear_down = tear_down);
+GROUP(cuda, .set_up = set_up_cuda, .tear_down = tear_down_cuda);
+TESTS("merge");

@@ -157,11 +157,5 @@ TEST_OF(paged, wrong_steps)
     refused("step.num_reqs is -1");
 }
 
-int main(void)
-{
-    Suite *suite = suite_create("paged");
-    TCase *tcase = tcase_create("paged");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    suite_add_tcase(suite, tcase);
-    return test_main(suite);
-}
+GROUP(paged, .set_up = setup, .tear_down = teardown);
+TESTS("paged");

@@ -273,11 +273,5 @@ TEST_OF(operands, layout_names)
     ck_assert_ptr_null(layouts_public("kv.nhd/2"));
 }
 
-int main(void)
-{
-    Suite *made = suite_create("private");
-    TCase *tcase = tcase_create("operands");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    suite_add_tcase(made, tcase);
-    return test_main(made);
-}
+GROUP(operands, .set_up = setup, .tear_down = teardown);
+TESTS("private");

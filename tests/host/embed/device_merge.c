@@ -24,17 +24,15 @@ TEST_OF(gpu, as_defined_on_a_gpu)
     merge_scene_close(&scene);
 }
 
+GROUP(gpu, .timeout = 120);
+
 int main(void)
 {
     if (!has_gpu()) {
         puts("1..0 # SKIP no CUDA driver or no GPU");
         return EXIT_SUCCESS;
     }
-    Suite *suite = suite_create("merge on a GPU");
-    TCase *tcase = tcase_create("gpu");
-    tcase_set_timeout(tcase, 120);
-    suite_add_tcase(suite, tcase);
-    return test_main(suite);
+    return test_main("merge on a GPU");
 }
 
 #else

@@ -50,7 +50,7 @@ static const attn_layer_group *group_of(uint32_t kind)
 }
 
 /* What is asked without a look at whether it is there: of each kind what selection asks, and what a run does. */
-START_TEST(rows_are_whole)
+LOOP_OF(table, rows_are_whole, 0, ATTN_KIND_COUNT)
 {
     const struct kind_ops *kind = kind_of(group_of((uint32_t)_i));
     ck_assert_ptr_nonnull(kind);
@@ -66,7 +66,6 @@ START_TEST(rows_are_whole)
     ck_assert(kind->tensors != NULL);
     ck_assert_uint_lt(kind->judged, KIND_JUDGED_COUNT);
 }
-END_TEST
 
 TEST_OF(table, encoders_have_no_layout)
 {
@@ -137,16 +136,4 @@ TEST_OF(table, packed_as_the_oracle_has_it)
     ck_assert(!mla_is_packed(NULL));
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("kinds");
-    TCase *table = tcase_create("table");
-    tcase_add_loop_test(table, rows_are_whole, 0, ATTN_KIND_COUNT);
-    suite_add_tcase(s, table);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("kinds");

@@ -249,13 +249,4 @@ TEST_OF(kinds, linear)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("operands");
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("operands");

@@ -251,16 +251,4 @@ TEST_OF(page, the_page_lists_what_is_read)
     ck_assert_uint_eq(listed, hf_num_architectures);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("live");
-    TCase *live = tcase_create("live"), *page = tcase_create("page");
-    suite_add_tcase(suite, live);
-    suite_add_tcase(suite, page);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("live");

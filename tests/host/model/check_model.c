@@ -1464,19 +1464,4 @@ TEST_OF(build, layer_text_is_cut_visibly)
     model_destroy(model);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("model");
-    TCase *hf = tcase_create("hugging_face"), *bad = tcase_create("refused");
-    TCase *ini = tcase_create("ini"), *build = tcase_create("build");
-    suite_add_tcase(suite, hf);
-    suite_add_tcase(suite, bad);
-    suite_add_tcase(suite, ini);
-    suite_add_tcase(suite, build);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("model");

@@ -49,7 +49,7 @@ static const char *fixture(const char *name)
 static const char *const plugins[] = {"pretended_v2", "pretended_v1"};
 
 /* Its own type where it speaks today's ABI, the adapter's where it speaks the one before. */
-START_TEST(both_majors_are_loaded)
+LOOP_OF(pretended, both_majors_are_loaded, 0, 2)
 {
     attnhost_plugin_info info = {.struct_size = sizeof info};
     attnhost_type_info type = {.struct_size = sizeof type};
@@ -61,7 +61,6 @@ START_TEST(both_majors_are_loaded)
     ck_assert_str_eq(type.type->name, "example_rows");
     ck_assert_str_eq(type.type->layouts[0], ATTN_LAYOUT_KV_NHD);
 }
-END_TEST
 
 /* Serve a trace with prefixes, chunks and decodes; each row is judged by the oracle. */
 static char *run_digest(const char *plugin)
@@ -119,17 +118,5 @@ TEST_OF(pretended, older_ones_are_refused_with_a_sentence)
     ck_assert_msg(strstr(said, "choosy.so: chose ABI major 0; accepted: 1..2"), "%s", said);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("adapters");
-    TCase *tcase = tcase_create("pretended");
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    tcase_add_loop_test(tcase, both_majors_are_loaded, 0, 2);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(pretended, .set_up = setup, .tear_down = teardown);
+TESTS("adapters");

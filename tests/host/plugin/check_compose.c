@@ -378,16 +378,5 @@ TEST_OF(compose, two_hosts_in_one_process)
     ck_assert_int_eq(counters_of("fixture_good")->finis, finis + 1);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("compose");
-    TCase *tests = tcase_create("compose");
-    tcase_add_checked_fixture(tests, setup, teardown);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(compose, .set_up = setup, .tear_down = teardown);
+TESTS("compose");

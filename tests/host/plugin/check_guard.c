@@ -60,7 +60,7 @@ TEST_OF(all, calls_nest)
 }
 
 /* What a call of either kind does to rounding is undone, whatever it was before. */
-START_TEST(rounding_is_put_back)
+LOOP_OF(all, rounding_is_put_back, 0, 4)
 {
     struct guard_call call;
     int before = _i & 2 ? FE_DOWNWARD : FE_TONEAREST;
@@ -77,7 +77,6 @@ START_TEST(rounding_is_put_back)
     ck_assert_int_eq(fegetround(), before);
     fesetround(FE_TONEAREST);
 }
-END_TEST
 
 static int watched;
 
@@ -147,16 +146,4 @@ TEST_OF(all, tasks_are_within_the_call)
         ck_assert(seen[t] && seen[t] != &call);
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("guard");
-    TCase *all = tcase_create("all");
-    tcase_add_loop_test(all, rounding_is_put_back, 0, 4);
-    suite_add_tcase(s, all);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("guard");

@@ -587,16 +587,5 @@ TEST_OF(loader, init_and_fini_are_paired)
     ck_assert_int_eq(counters->finis, 2); /* still mapped */
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("loader");
-    TCase *tests = tcase_create("loader");
-    tcase_add_checked_fixture(tests, setup, teardown);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(loader, .set_up = setup, .tear_down = teardown);
+TESTS("loader");

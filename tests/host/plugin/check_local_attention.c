@@ -182,13 +182,4 @@ TEST_OF(virtual_batches, refusals_say_what_is_accepted)
     expect_refused(8, ATTN_FIELD_INDEX_FORMS, "the batch has no block_table");
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("local_attention");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("local_attention");

@@ -315,13 +315,4 @@ TEST_OF(options, names)
     ck_assert_str_eq(text, "1..1024");
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("options");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("options");

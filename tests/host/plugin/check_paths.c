@@ -250,13 +250,4 @@ TEST_OF(all, tables_are_looked_at)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("paths");
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("paths");

@@ -281,7 +281,7 @@ static void check_states(const struct golden_linear *g, const golden_case *recor
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16};
 static const char *const layouts[] = {ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK};
 
-START_TEST(whole_cases)
+LOOP_OF(golden, whole_cases, 0, 4)
 {
     golden_case record;
     FILE *file = golden_open("linear.txt");
@@ -306,7 +306,6 @@ START_TEST(whole_cases)
     fclose(file);
     ck_assert_int_eq(cases, 19);
 }
-END_TEST
 
 /* ---- In parts -------------------------------------------------------------------------------- */
 
@@ -364,7 +363,7 @@ static void check_part(struct golden_linear *g, const golden_case *record, int32
 }
 
 /* _i rows at a time; 0 = single rows as DECODE. */
-START_TEST(in_parts)
+LOOP_OF(golden, in_parts, 0, 6)
 {
     golden_case record;
     FILE *file = golden_open("linear.txt");
@@ -386,7 +385,6 @@ START_TEST(in_parts)
     }
     fclose(file);
 }
-END_TEST
 
 /* ---- Slots ----------------------------------------------------------------------------------- */
 
@@ -430,7 +428,7 @@ TEST_OF(golden, snapshots)
 }
 
 /* A pool is judged by what it must hold: equal passes, one element next to it does not. */
-START_TEST(comparison)
+LOOP_OF(golden, comparison, 0, 2)
 {
     golden_case record;
     FILE *file = golden_open("linear.txt");
@@ -461,7 +459,6 @@ START_TEST(comparison)
     golden_destroy(g);
     golden_finish(&record);
 }
-END_TEST
 
 /* What is missing or malformed is named. */
 TEST_OF(golden, refusals)
@@ -502,18 +499,4 @@ TEST_OF(golden, refusals)
     golden_finish(&record);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("linear_golden");
-    TCase *tcase = tcase_create("golden");
-    tcase_add_loop_test(tcase, whole_cases, 0, 4);
-    tcase_add_loop_test(tcase, in_parts, 0, 6);
-    tcase_add_loop_test(tcase, comparison, 0, 2);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("linear_golden");

@@ -174,7 +174,7 @@ static void replay_in(struct replay_case *c, int32_t heads, int64_t skipped)
     reference_linear_replay_finish(NULL);
 }
 
-START_TEST(in_pieces)
+LOOP_OF(replay, in_pieces, 0, 2 * RUN_MODELS)
 {
     struct replay_case c;
     linear_run_init(_i / 2, 1);
@@ -186,10 +186,9 @@ START_TEST(in_pieces)
     case_finish(&c);
     linear_run_finish();
 }
-END_TEST
 
 /* Storing rounds the naive form and what the convolution keeps, and not the truth. */
-START_TEST(storing)
+LOOP_OF(replay, storing, 0, RUN_MODELS)
 {
     struct replay_case c;
     reference_linear_replay replay;
@@ -220,10 +219,9 @@ START_TEST(storing)
     case_finish(&c);
     linear_run_finish();
 }
-END_TEST
 
 /* Three steps by each set of instructions: outputs, sums of terms and states, to the bit. */
-START_TEST(kernels_agree)
+LOOP_OF(replay, kernels_agree, 0, 2)
 {
     enum { K = 19, V = 21, STRIDE = 24, STEPS = 3 };
     reference_linear_layer layer = {
@@ -264,7 +262,6 @@ START_TEST(kernels_agree)
     }
     free(work);
 }
-END_TEST
 
 /* The quick way of rounding to bf16 is that of dtype.h: random numbers, ties, ends of the range. */
 TEST_OF(replay, rounding)
@@ -291,18 +288,4 @@ TEST_OF(replay, rounding)
     ck_assert_int_eq(different, 0);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("linear_replay");
-    TCase *tcase = tcase_create("replay");
-    tcase_add_loop_test(tcase, in_pieces, 0, 2 * RUN_MODELS);
-    tcase_add_loop_test(tcase, storing, 0, RUN_MODELS);
-    tcase_add_loop_test(tcase, kernels_agree, 0, 2);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("linear_replay");

@@ -519,7 +519,7 @@ TEST_OF(rule, bar_of_an_lse)
 
 /* ---- Merging --------------------------------------------------------------------------------- */
 
-START_TEST(merge_of_equal_weights_is_the_mean)
+TEST_OF(merge, merge_of_equal_weights_is_the_mean)
 {
     const double one[] = {1, 4}, two[] = {3, -4};
     double out[2], lse;
@@ -528,9 +528,8 @@ START_TEST(merge_of_equal_weights_is_the_mean)
     ck_assert_double_eq(out[1], 0);
     ck_assert_double_eq_tol(lse, log(2), TINY);
 }
-END_TEST
 
-START_TEST(merge_weighs_by_lse)
+TEST_OF(merge, merge_weighs_by_lse)
 {
     const double one[] = {1, 0}, two[] = {0, 1};
     double out[2], lse;
@@ -539,9 +538,8 @@ START_TEST(merge_weighs_by_lse)
     ck_assert_double_eq_tol(out[1], 0.25, 1e-12);
     ck_assert_double_eq_tol(lse, 1000 + log(4), 1e-12);
 }
-END_TEST
 
-START_TEST(merge_with_an_empty_side)
+TEST_OF(merge, merge_with_an_empty_side)
 {
     const double full[] = {5, -6}, junk[] = {(double)NAN, (double)INFINITY};
     double out[2], lse, none = (double)-INFINITY;
@@ -554,9 +552,8 @@ START_TEST(merge_with_an_empty_side)
     ck_assert_double_eq(out[1], -6);
     ck_assert_double_eq(lse, -2);
 }
-END_TEST
 
-START_TEST(merge_of_two_empty_sides)
+TEST_OF(merge, merge_of_two_empty_sides)
 {
     const double junk[] = {(double)NAN, 3};
     double out[2] = {9, 9}, lse, none = (double)-INFINITY;
@@ -565,9 +562,8 @@ START_TEST(merge_of_two_empty_sides)
     ck_assert_double_eq(out[1], 0);
     ck_assert(isinf(lse) && lse < 0);
 }
-END_TEST
 
-START_TEST(merge_in_place)
+TEST_OF(merge, merge_in_place)
 {
     double one[] = {1, 0};
     const double two[] = {3, 2};
@@ -577,25 +573,5 @@ START_TEST(merge_in_place)
     ck_assert_double_eq_tol(one[1], 1, TINY);
     ck_assert_double_eq_tol(lse, 0.5 + log(2), TINY);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("reference");
-    TCase *rows = tcase_create("rows"), *rule = tcase_create("rule"),
-          *merge = tcase_create("merge");
-    tcase_add_test(merge, merge_of_equal_weights_is_the_mean);
-    tcase_add_test(merge, merge_weighs_by_lse);
-    tcase_add_test(merge, merge_with_an_empty_side);
-    tcase_add_test(merge, merge_of_two_empty_sides);
-    tcase_add_test(merge, merge_in_place);
-    suite_add_tcase(made, rows);
-    suite_add_tcase(made, rule);
-    suite_add_tcase(made, merge);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("reference");

@@ -94,27 +94,25 @@ static void run_and_assert_plain(void)
 /* ---- The three cu_seqlens cases -------------------------------------------------------------- */
 
 /* Keys differ, one query each: q_indptr [0 1 2 3]. */
-START_TEST(one_query_each)
+TEST_OF(rows, one_query_each)
 {
     add(1, 9), add(1, 4), add(1, 17);
     fixture_build(&f);
     ck_assert_mem_eq(f.q_indptr, ((int32_t[]){0, 1, 2, 3}), 4 * sizeof(int32_t));
     run_and_assert_plain();
 }
-END_TEST
 
 /* As many keys as queries: q_indptr [0 5 6 14] is that of the keys, too. */
-START_TEST(no_cached_prefix)
+TEST_OF(rows, no_cached_prefix)
 {
     add(5, 5), add(1, 1), add(8, 8);
     fixture_build(&f);
     ck_assert_mem_eq(f.prefix_lens, ((int32_t[]){0, 0, 0}), 3 * sizeof(int32_t));
     run_and_assert_plain();
 }
-END_TEST
 
 /* Both: each sequence is one token that sees itself alone. */
-START_TEST(one_query_each_and_no_cached_prefix)
+TEST_OF(rows, one_query_each_and_no_cached_prefix)
 {
     add(1, 1), add(1, 1), add(1, 1);
     fixture_build(&f);
@@ -127,11 +125,10 @@ START_TEST(one_query_each_and_no_cached_prefix)
                                     values[s][h / 2 * V_DIM + d]);
     reference_result_finish(&result);
 }
-END_TEST
 
 /* ---- Modes ----------------------------------------------------------------------------------- */
 
-START_TEST(extend_of_all_lengths)
+LOOP_OF(rows, extend_of_all_lengths, 0, 6)
 {
     add(3, 9), add(1, 4), add(6, 6), add(2, 33);
     f.problem.page_size = 1 + _i * 2;
@@ -140,9 +137,8 @@ START_TEST(extend_of_all_lengths)
     fixture_build(&f);
     run_and_assert_plain();
 }
-END_TEST
 
-START_TEST(decode_reads_no_q_indptr)
+TEST_OF(rows, decode_reads_no_q_indptr)
 {
     add(1, 9), add(1, 4), add(1, 30);
     f.batch.mode = ATTN_MODE_DECODE;
@@ -152,9 +148,8 @@ START_TEST(decode_reads_no_q_indptr)
     memset(&f.batch.prefix_lens, 0, sizeof f.batch.prefix_lens);
     run_and_assert_plain();
 }
-END_TEST
 
-START_TEST(mixed_and_the_other_extend_modes)
+LOOP_OF(rows, mixed_and_the_other_extend_modes, 0, 3)
 {
     static const uint32_t modes[] = {ATTN_MODE_MIXED, ATTN_MODE_TARGET_VERIFY,
                                      ATTN_MODE_DRAFT_EXTEND};
@@ -171,9 +166,8 @@ START_TEST(mixed_and_the_other_extend_modes)
         fixture_refuse(&f, ATTN_INVALID_ARGUMENT, "MIXED");
     }
 }
-END_TEST
 
-START_TEST(idle_is_empty)
+TEST_OF(rows, idle_is_empty)
 {
     add(1, 9);
     fixture_build(&f);
@@ -185,10 +179,9 @@ START_TEST(idle_is_empty)
     reference_result_finish(&result);
     reference_result_finish(NULL);
 }
-END_TEST
 
 /* A slice of a batch: its first row is not row 0. */
-START_TEST(indptr_need_not_start_at_0)
+TEST_OF(rows, indptr_need_not_start_at_0)
 {
     add(3, 9), add(2, 4);
     f.row_offset = 5;
@@ -200,9 +193,8 @@ START_TEST(indptr_need_not_start_at_0)
     assert_plain(&result);
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(padding_is_told_apart)
+TEST_OF(rows, padding_is_told_apart)
 {
     int32_t real_seqs = 2, real_tokens = 3;
     add(1, 9), add(2, 4), add(1, 1);
@@ -219,9 +211,8 @@ START_TEST(padding_is_told_apart)
     assert_plain(&result);
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(encoder_keys_of_cross_attention)
+TEST_OF(rows, encoder_keys_of_cross_attention)
 {
     f.group.attn_type = ATTN_TYPE_CROSS;
     f.group.window_right = -1;
@@ -238,9 +229,8 @@ START_TEST(encoder_keys_of_cross_attention)
     ck_assert(isinf(result.rows[4 * HEADS].lse));
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(sinks_are_per_query_head)
+TEST_OF(rows, sinks_are_per_query_head)
 {
     f.group.flags = ATTN_GROUP_HAS_SINKS;
     for (int h = 0; h < HEADS; h++)
@@ -258,13 +248,12 @@ START_TEST(sinks_are_per_query_head)
     reference_result_finish(&with);
     reference_result_finish(&without);
 }
-END_TEST
 
 /* ---- Partials -------------------------------------------------------------------------------- */
 
 /* The prefix, mask NONE, from the cache alone; the new tokens among themselves; merged. One of the
  * two has the sink. */
-START_TEST(partials_merge_to_the_whole)
+TEST_OF(rows, partials_merge_to_the_whole)
 {
     f.group.flags = ATTN_GROUP_HAS_SINKS;
     f.sinks[0] = f.sinks[2] = 1.25f;
@@ -297,7 +286,6 @@ START_TEST(partials_merge_to_the_whole)
     reference_result_finish(&prefix);
     reference_result_finish(&suffix);
 }
-END_TEST
 
 /* ---- The cache ------------------------------------------------------------------------------- */
 
@@ -325,7 +313,7 @@ static void release(attn_tensor image[2])
     free(image[1].data);
 }
 
-START_TEST(new_keys_are_written_to_their_slots_and_nothing_else)
+LOOP_OF(cache, new_keys_are_written_to_their_slots_and_nothing_else, 0, 2)
 {
     attn_tensor image[2];
     int64_t place[4];
@@ -348,9 +336,8 @@ START_TEST(new_keys_are_written_to_their_slots_and_nothing_else)
     ck_assert_int_eq(place[0], 0);
     release(image);
 }
-END_TEST
 
-START_TEST(a_changed_byte_is_found_and_placed)
+LOOP_OF(cache, a_changed_byte_is_found_and_placed, 0, 2)
 {
     attn_tensor image[2];
     int64_t place[4] = {0};
@@ -366,9 +353,8 @@ START_TEST(a_changed_byte_is_found_and_placed)
     free(written.data);
     release(image);
 }
-END_TEST
 
-START_TEST(unsaved_keys_are_not_written)
+TEST_OF(cache, unsaved_keys_are_not_written)
 {
     attn_tensor image[2];
     add(3, 9);
@@ -380,7 +366,6 @@ START_TEST(unsaved_keys_are_not_written)
     run_and_assert_plain();
     release(image);
 }
-END_TEST
 
 static void set_scales(float *k_scale, float *v_scale)
 {
@@ -394,7 +379,7 @@ static void set_scales(float *k_scale, float *v_scale)
 }
 
 /* Reading new keys as stored is reading them from the cache after they were written. */
-START_TEST(new_keys_are_read_as_stored_unless_told)
+TEST_OF(cache, new_keys_are_read_as_stored_unless_told)
 {
     float k_scale[] = {0.3f, 0.07f}, v_scale[] = {0.01f, 1.7f};
     attn_tensor image[2], before[2];
@@ -432,12 +417,11 @@ START_TEST(new_keys_are_read_as_stored_unless_told)
     release(image);
     release(before);
 }
-END_TEST
 
 /* ---- Strides --------------------------------------------------------------------------------- */
 
 /* Queries [heads, tokens, dim + 3] at a byte offset; a cache whose pages hold K and V. */
-START_TEST(outer_strides_are_free)
+TEST_OF(rows, outer_strides_are_free)
 {
     add(3, 9), add(2, 4);
     fixture_build(&f);
@@ -462,7 +446,6 @@ START_TEST(outer_strides_are_free)
     free(q.data);
     free(both.data);
 }
-END_TEST
 
 /* ---- Comparing ------------------------------------------------------------------------------- */
 
@@ -485,7 +468,7 @@ static reference_report compare(const reference_result *result)
     return report;
 }
 
-START_TEST(perfect_outputs_pass)
+LOOP_OF(comparing, perfect_outputs_pass, 0, 3)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
     add(3, 9), add(2, 4);
@@ -501,10 +484,9 @@ START_TEST(perfect_outputs_pass)
     ck_assert_double_le(report.worst_ratio, 1);
     reference_result_finish(&result);
 }
-END_TEST
 
 /* One V element, changed so that its row moves by ten bars, or one wrong place, fails that row. */
-START_TEST(one_wrong_element_fails)
+TEST_OF(comparing, one_wrong_element_fails)
 {
     add(3, 9), add(2, 4);
     fixture_build(&f);
@@ -521,10 +503,9 @@ START_TEST(one_wrong_element_fails)
     ck_assert_double_eq_tol(report.worst_ratio, 10, 0.5);
     reference_result_finish(&result);
 }
-END_TEST
 
 /* A row that is judged alone has the verdict that it has among all. */
-START_TEST(rows_are_judged_alone)
+TEST_OF(comparing, rows_are_judged_alone)
 {
     add(3, 9), add(2, 4);
     fixture_build(&f);
@@ -555,9 +536,8 @@ START_TEST(rows_are_judged_alone)
                          ATTN_INVALID_ARGUMENT);
     }
 }
-END_TEST
 
-START_TEST(a_changed_value_of_the_cache_fails)
+TEST_OF(comparing, a_changed_value_of_the_cache_fails)
 {
     add(3, 9);
     fixture_build(&f);
@@ -572,9 +552,8 @@ START_TEST(a_changed_value_of_the_cache_fails)
     ck_assert_int_le(report.rows_failed, 3 * HEADS / KV_HEADS); /* heads of KV head 1 alone */
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(nan_and_wrong_lse_fail)
+TEST_OF(comparing, nan_and_wrong_lse_fail)
 {
     add(3, 9);
     fixture_build(&f);
@@ -590,9 +569,8 @@ START_TEST(nan_and_wrong_lse_fail)
     ck_assert_ptr_nonnull(strstr(report.message, "not finite"));
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(a_report_only_gets_worse)
+TEST_OF(comparing, a_report_only_gets_worse)
 {
     add(3, 9);
     fixture_build(&f);
@@ -611,9 +589,8 @@ START_TEST(a_report_only_gets_worse)
     ck_assert_int_eq(report.lse_checked, 0);
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(padding_must_be_finite)
+TEST_OF(comparing, padding_must_be_finite)
 {
     add(1, 9), add(1, 1);
     fixture_build(&f);
@@ -633,9 +610,8 @@ START_TEST(padding_must_be_finite)
     ck_assert(!reference_report_passed(&report));
     reference_result_finish(&result);
 }
-END_TEST
 
-START_TEST(what_cannot_be_compared_is_refused)
+TEST_OF(comparing, what_cannot_be_compared_is_refused)
 {
     add(3, 9);
     fixture_build(&f);
@@ -651,11 +627,10 @@ START_TEST(what_cannot_be_compared_is_refused)
     ck_assert_int_eq(report.rows_checked, 0);
     reference_result_finish(&result);
 }
-END_TEST
 
 /* ---- Malformed calls ------------------------------------------------------------------------- */
 
-START_TEST(missing_operands_are_named)
+TEST_OF(malformed, missing_operands_are_named)
 {
     add(3, 9);
     f.group.flags = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI;
@@ -679,9 +654,8 @@ START_TEST(missing_operands_are_named)
     f.tensors[ATTN_ROLE_Q].shape[1] = HEADS + 1;
     fixture_refuse(&f, ATTN_INVALID_ARGUMENT, "operand q ");
 }
-END_TEST
 
-START_TEST(scales_are_never_guessed)
+TEST_OF(malformed, scales_are_never_guessed)
 {
     float k_scale[] = {0.3f, 0.07f}, v_scale[] = {0.01f, 1.7f};
     set_scales(k_scale, v_scale);
@@ -698,9 +672,8 @@ START_TEST(scales_are_never_guessed)
     f.group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
     fixture_refuse(&f, ATTN_INVALID_ARGUMENT, "granularity");
 }
-END_TEST
 
-START_TEST(cross_attention_has_no_position)
+TEST_OF(malformed, cross_attention_has_no_position)
 {
     f.group.attn_type = ATTN_TYPE_CROSS;
     f.group.window_right = -1;
@@ -718,9 +691,8 @@ START_TEST(cross_attention_has_no_position)
     f.group.flags = ATTN_GROUP_HAS_ALIBI;
     fixture_refuse(&f, ATTN_INVALID_ARGUMENT, "ALiBi yes");
 }
-END_TEST
 
-START_TEST(slots_are_checked)
+TEST_OF(malformed, slots_are_checked)
 {
     add(3, 9);
     fixture_build(&f);
@@ -739,9 +711,8 @@ START_TEST(slots_are_checked)
     f.kv.index_forms = 0;
     fixture_refuse(&f, ATTN_INVALID_ARGUMENT, "index forms");
 }
-END_TEST
 
-START_TEST(layers_and_batches_are_checked)
+TEST_OF(malformed, layers_and_batches_are_checked)
 {
     int32_t positions[3] = {6, 7, 8};
     add(3, 9);
@@ -769,9 +740,8 @@ START_TEST(layers_and_batches_are_checked)
     f.args.flags = 0;
     run_and_assert_plain(); /* not needed then, and all else is well again */
 }
-END_TEST
 
-START_TEST(an_unknown_layer_is_refused)
+TEST_OF(malformed, an_unknown_layer_is_refused)
 {
     reference_result result;
     add(3, 9);
@@ -781,59 +751,9 @@ START_TEST(an_unknown_layer_is_refused)
         ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&f.error), "layer_id 4"));
 }
-END_TEST
 
-static TCase *tcase_of(const char *name)
-{
-    TCase *tcase = tcase_create(name);
-    tcase_add_checked_fixture(tcase, setup, teardown);
-    return tcase;
-}
-
-static Suite *suite(void)
-{
-    Suite *made = suite_create("reference_batch");
-    TCase *rows = tcase_of("rows"), *cache = tcase_of("cache");
-    TCase *comparing = tcase_of("comparing"), *malformed = tcase_of("malformed");
-    tcase_add_test(rows, one_query_each);
-    tcase_add_test(rows, no_cached_prefix);
-    tcase_add_test(rows, one_query_each_and_no_cached_prefix);
-    tcase_add_loop_test(rows, extend_of_all_lengths, 0, 6);
-    tcase_add_test(rows, decode_reads_no_q_indptr);
-    tcase_add_loop_test(rows, mixed_and_the_other_extend_modes, 0, 3);
-    tcase_add_test(rows, idle_is_empty);
-    tcase_add_test(rows, indptr_need_not_start_at_0);
-    tcase_add_test(rows, padding_is_told_apart);
-    tcase_add_test(rows, encoder_keys_of_cross_attention);
-    tcase_add_test(rows, sinks_are_per_query_head);
-    tcase_add_test(rows, partials_merge_to_the_whole);
-    tcase_add_test(rows, outer_strides_are_free);
-    tcase_add_loop_test(cache, new_keys_are_written_to_their_slots_and_nothing_else, 0, 2);
-    tcase_add_loop_test(cache, a_changed_byte_is_found_and_placed, 0, 2);
-    tcase_add_test(cache, unsaved_keys_are_not_written);
-    tcase_add_test(cache, new_keys_are_read_as_stored_unless_told);
-    tcase_add_loop_test(comparing, perfect_outputs_pass, 0, 3);
-    tcase_add_test(comparing, one_wrong_element_fails);
-    tcase_add_test(comparing, rows_are_judged_alone);
-    tcase_add_test(comparing, a_changed_value_of_the_cache_fails);
-    tcase_add_test(comparing, nan_and_wrong_lse_fail);
-    tcase_add_test(comparing, a_report_only_gets_worse);
-    tcase_add_test(comparing, padding_must_be_finite);
-    tcase_add_test(comparing, what_cannot_be_compared_is_refused);
-    tcase_add_test(malformed, missing_operands_are_named);
-    tcase_add_test(malformed, scales_are_never_guessed);
-    tcase_add_test(malformed, cross_attention_has_no_position);
-    tcase_add_test(malformed, slots_are_checked);
-    tcase_add_test(malformed, layers_and_batches_are_checked);
-    tcase_add_test(malformed, an_unknown_layer_is_refused);
-    suite_add_tcase(made, rows);
-    suite_add_tcase(made, cache);
-    suite_add_tcase(made, comparing);
-    suite_add_tcase(made, malformed);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(rows, .set_up = setup, .tear_down = teardown);
+GROUP(cache, .set_up = setup, .tear_down = teardown);
+GROUP(comparing, .set_up = setup, .tear_down = teardown);
+GROUP(malformed, .set_up = setup, .tear_down = teardown);
+TESTS("reference_batch");

@@ -178,7 +178,7 @@ static void check_forward(struct golden_batch *golden, const golden_case *record
     reference_result_finish(&result);
 }
 
-START_TEST(attention)
+LOOP_OF(golden, attention, 0, 8)
 {
     const char *layout = _i & 1 ? ATTN_LAYOUT_KV_HND : ATTN_LAYOUT_KV_NHD;
     static const int32_t page_sizes[] = {1, 4, 5, 16};
@@ -200,7 +200,6 @@ START_TEST(attention)
     fclose(file);
     ck_assert_int_ge(cases, 55);
 }
-END_TEST
 
 /* The images of the caches after a forward hold PyTorch's codes: of old and of new keys. */
 static void check_codes(struct golden_batch *golden, const golden_case *record, uint32_t role,
@@ -266,16 +265,4 @@ TEST_OF(golden, merging)
     ck_assert_int_eq(cases, 5);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("reference_golden");
-    TCase *tcase = tcase_create("golden");
-    tcase_add_loop_test(tcase, attention, 0, 8);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("reference_golden");

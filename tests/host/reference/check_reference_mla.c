@@ -193,11 +193,10 @@ static void absorbed_of_case(struct golden_mla *g, int32_t page_size)
     }
 }
 
-START_TEST(absorbed_form)
+LOOP_OF(golden, absorbed_form, 0, 5)
 {
     ck_assert_int_eq(for_each_case(absorbed_of_case, page_sizes[_i], NULL), 12);
 }
-END_TEST
 
 /* All rows saved by one forward are read by the next. */
 static void cached_of_case(struct golden_mla *g, int32_t page_size)
@@ -231,11 +230,10 @@ static void cached_of_case(struct golden_mla *g, int32_t page_size)
     fixture_finish(f);
 }
 
-START_TEST(cached)
+LOOP_OF(golden, cached, 0, 5)
 {
     ck_assert_int_eq(for_each_case(cached_of_case, page_sizes[_i], NULL), 12);
 }
-END_TEST
 
 /* The partial result of keys first..end, given expanded. The cache is not looked at. */
 static reference_result expanded_part(struct golden_mla *g, int32_t first, int32_t end,
@@ -276,12 +274,11 @@ static void expanded_of_case(struct golden_mla *g, int32_t chunk)
     reference_result_finish(&sum);
 }
 
-START_TEST(expanded_form)
+LOOP_OF(golden, expanded_form, 0, 4)
 {
     static const int32_t chunks[] = {0, 1, 4, 100};
     ck_assert_int_eq(for_each_case(expanded_of_case, chunks[_i], "k"), 9);
 }
-END_TEST
 
 /* The expanded form saves latents, too, and reads none. */
 static void saved_expanded_of_case(struct golden_mla *g, int32_t page_size)
@@ -308,11 +305,10 @@ static void saved_expanded_of_case(struct golden_mla *g, int32_t page_size)
     fixture_finish(f);
 }
 
-START_TEST(saved_expanded)
+LOOP_OF(golden, saved_expanded, 0, 5)
 {
     ck_assert_int_eq(for_each_case(saved_expanded_of_case, page_sizes[_i], "k"), 9);
 }
-END_TEST
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
 
@@ -333,7 +329,7 @@ static void begin_small(fixture *f, uint32_t expanded, const char *layout)
     mla_build(f, &sequence);
 }
 
-START_TEST(missing_operands)
+LOOP_OF(refusals, missing_operands, 0, 11)
 {
     static const struct {
         uint32_t expanded, role;
@@ -360,7 +356,6 @@ START_TEST(missing_operands)
     fixture_finish(f);
     free(f);
 }
-END_TEST
 
 TEST_OF(refusals, senseless_groups)
 {
@@ -425,21 +420,4 @@ TEST_OF(refusals, read_only_expanded)
     free(f);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("reference_mla");
-    TCase *golden = tcase_create("golden"), *refusals = tcase_create("refusals");
-    tcase_add_loop_test(golden, absorbed_form, 0, 5);
-    tcase_add_loop_test(golden, cached, 0, 5);
-    tcase_add_loop_test(golden, expanded_form, 0, 4);
-    tcase_add_loop_test(golden, saved_expanded, 0, 5);
-    tcase_add_loop_test(refusals, missing_operands, 0, 11);
-    suite_add_tcase(made, golden);
-    suite_add_tcase(made, refusals);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("reference_mla");

@@ -12,6 +12,7 @@
 #define TOLERANCE 1e-12
 
 static const int32_t page_sizes[] = {1, 4, 16, 64};
+enum { PAGE_SIZES = sizeof page_sizes / sizeof *page_sizes };
 
 /* A case, and a batch of it. */
 struct golden_sparse {
@@ -255,11 +256,10 @@ static void chosen_of_case(struct golden_sparse *g, int32_t page_size)
     }
 }
 
-START_TEST(chosen_here)
+LOOP_OF(sparse, chosen_here, 0, PAGE_SIZES)
 {
     ck_assert_int_eq(for_each_case(chosen_of_case, page_sizes[_i]), 7);
 }
-END_TEST
 
 /* The engine chooses; the indexer is not asked. */
 static void given_of_case(struct golden_sparse *g, int32_t page_size)
@@ -272,11 +272,10 @@ static void given_of_case(struct golden_sparse *g, int32_t page_size)
     }
 }
 
-START_TEST(given)
+LOOP_OF(sparse, given, 0, PAGE_SIZES)
 {
     ck_assert_int_eq(for_each_case(given_of_case, page_sizes[_i]), 7);
 }
-END_TEST
 
 /* By logits that are given. */
 static void logits_of_case(struct golden_sparse *g, int32_t page_size)
@@ -287,11 +286,10 @@ static void logits_of_case(struct golden_sparse *g, int32_t page_size)
     fixture_finish(&g->f);
 }
 
-START_TEST(by_logits)
+LOOP_OF(sparse, by_logits, 0, PAGE_SIZES)
 {
     ck_assert_int_eq(for_each_case(logits_of_case, page_sizes[_i]), 7);
 }
-END_TEST
 
 /* New labels in the cache are the authors', and are read by the next forward. */
 static void labels_of_case(struct golden_sparse *g, int32_t page_size)
@@ -316,11 +314,10 @@ static void labels_of_case(struct golden_sparse *g, int32_t page_size)
     fixture_finish(f);
 }
 
-START_TEST(labels)
+LOOP_OF(sparse, labels, 0, PAGE_SIZES)
 {
     ck_assert_int_eq(for_each_case(labels_of_case, page_sizes[_i]), 7);
 }
-END_TEST
 
 /* ---- Choices --------------------------------------------------------------------------------- */
 
@@ -361,11 +358,10 @@ static void right_of_case(struct golden_sparse *g, int32_t page_size)
     }
 }
 
-START_TEST(right)
+LOOP_OF(sparse, right, 0, PAGE_SIZES)
 {
     ck_assert_int_eq(for_each_case(right_of_case, page_sizes[_i]), 7);
 }
-END_TEST
 
 /* The last row of a case, whose choice a test spoils. */
 struct last_row {
@@ -431,11 +427,10 @@ static void wrong_of_case(struct golden_sparse *g, int32_t page_size)
     fixture_finish(&g->f);
 }
 
-START_TEST(wrong)
+LOOP_OF(sparse, wrong, 0, PAGE_SIZES)
 {
     ck_assert_int_eq(for_each_case(wrong_of_case, page_sizes[_i]), 7);
 }
-END_TEST
 
 /* A key after the query, one entry after the count, a logit that is off by more than rounding. */
 TEST_OF(sparse, other_wrongs)
@@ -534,22 +529,4 @@ TEST_OF(sparse, refusals)
     fclose(file);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("sparse oracle");
-    TCase *tcase = tcase_create("sparse");
-    const int sizes = (int)(sizeof page_sizes / sizeof *page_sizes);
-    tcase_add_loop_test(tcase, chosen_here, 0, sizes);
-    tcase_add_loop_test(tcase, given, 0, sizes);
-    tcase_add_loop_test(tcase, by_logits, 0, sizes);
-    tcase_add_loop_test(tcase, labels, 0, sizes);
-    tcase_add_loop_test(tcase, right, 0, sizes);
-    tcase_add_loop_test(tcase, wrong, 0, sizes);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("sparse oracle");

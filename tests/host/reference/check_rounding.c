@@ -146,7 +146,7 @@ static const struct refused refused[] = {
 };
 enum { REFUSED = sizeof refused / sizeof refused[0] };
 
-START_TEST(wrong_arithmetic_fails)
+LOOP_OF(rounding, wrong_arithmetic_fails, 0, REFUSED)
 {
     const struct refused *r = &refused[_i];
     int32_t rows = r->rows ? r->rows : 100, failed = 0;
@@ -158,15 +158,6 @@ START_TEST(wrong_arithmetic_fails)
     printf("# %s: %d of %d rows fail\n", r->how.name, failed, rows);
     ck_assert_int_ge(failed, r->least);
 }
-END_TEST
 
-int main(void)
-{
-    Suite *s = suite_create("rounding");
-    TCase *c = tcase_create("rounding");
-    tcase_add_checked_fixture(c, open_row, close_row);
-    tcase_set_timeout(c, 0);
-    tcase_add_loop_test(c, wrong_arithmetic_fails, 0, REFUSED);
-    suite_add_tcase(s, c);
-    return test_main(s);
-}
+GROUP(rounding, .set_up = open_row, .tear_down = close_row, .timeout = NO_TIMEOUT);
+TESTS("rounding");

@@ -376,16 +376,5 @@ TEST_OF(rows, rows_must_be_alike)
     reference_scratch_finish(&scratch);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("rows");
-    TCase *rows_case = tcase_create("rows");
-    tcase_set_timeout(rows_case, 300);
-    suite_add_tcase(suite, rows_case);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(rows, .timeout = 300);
+TESTS("rows");

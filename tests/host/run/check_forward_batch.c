@@ -859,7 +859,7 @@ static void addresses(const attn_batch *batch, const void *all[9])
     memcpy(all, now, sizeof now);
 }
 
-START_TEST(forms_agree)
+LOOP_OF(random, forms_agree, 0, 3)
 {
     static const int32_t page_sizes[] = {1, 3, 16};
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
@@ -883,24 +883,8 @@ START_TEST(forms_agree)
     }
     forward_batch_finish(&made);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("forward_batch");
-    TCase *literal = tcase_create("literal"), *limits = tcase_create("limits");
-    TCase *random = tcase_create("random");
-    tcase_add_loop_test(random, forms_agree, 0, 3);
-    TCase *all[] = {literal, limits, random};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        tcase_add_checked_fixture(all[i], open_device, close_device);
-    suite_add_tcase(suite, literal);
-    suite_add_tcase(suite, limits);
-    suite_add_tcase(suite, random);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(literal, .set_up = open_device, .tear_down = close_device);
+GROUP(limits, .set_up = open_device, .tear_down = close_device);
+GROUP(random, .set_up = open_device, .tear_down = close_device);
+TESTS("forward_batch");

@@ -413,7 +413,7 @@ static void *scarce(size_t size)
 }
 
 /* Whichever of cJSON's allocations fails, there is no half of a report; nor of an empty one. */
-START_TEST(json_is_whole_or_null)
+LOOP_OF(json, json_is_whole_or_null, 0, 2)
 {
     struct report report;
     report_init(&report);
@@ -445,12 +445,11 @@ START_TEST(json_is_whole_or_null)
     free(whole);
     report_finish(&report);
 }
-END_TEST
 
 /* ---- A run over time ------------------------------------------------------------------------- */
 
 /* Whatever the number of steps: sums and maxima hold, and only the last bin is not full. */
-START_TEST(series_stay_bounded)
+LOOP_OF(gather, series_stay_bounded, 0, 10)
 {
     static struct report_series series;
     static const int64_t counts[] = {1, 255, 256, 257, 512, 513, 1000, 4096, 4097, 10000};
@@ -488,7 +487,6 @@ START_TEST(series_stay_bounded)
     else
         ck_assert_int_eq(series.steps_per_bin, 1);
 }
-END_TEST
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
@@ -555,18 +553,4 @@ TEST_OF(json, pools_are_reported_one_by_one)
     report_finish(&report);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("report");
-    TCase *gather = tcase_create("gather"), *json = tcase_create("json");
-    tcase_add_loop_test(gather, series_stay_bounded, 0, 10);
-    tcase_add_loop_test(json, json_is_whole_or_null, 0, 2);
-    suite_add_tcase(suite, gather);
-    suite_add_tcase(suite, json);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("report");

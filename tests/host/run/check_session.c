@@ -73,13 +73,13 @@ static void keep_identities(struct run *run, const char *const *settings, size_t
     finish(run);
 }
 
-START_TEST(identities_hold)
+/* The groups `first` and `first_latent` are what valgrind sees of the runs. */
+LOOP_OF(first, identities_hold, 0, 2)
 {
     struct run run;
     begin(&run);
     keep_identities(&run, variants[_i], 4);
 }
-END_TEST
 
 /* With room for everything nothing is computed twice; with a pool that is too small for that the
  * same tokens come from prefill instead of the cache, and the identity holds. */
@@ -176,7 +176,7 @@ static const struct {
     {{"speculative.draft_tokens=2"}, false},
 };
 
-START_TEST(shared_prefixes_are_counted)
+LOOP_OF(runs, shared_prefixes_are_counted, 0, COUNT(hints))
 {
     char path[64];
     struct run run;
@@ -201,7 +201,6 @@ START_TEST(shared_prefixes_are_counted)
                      r->has_shared ? steps * (11 * prompt + 2 * 3 * document) : 0);
     finish(&run);
 }
-END_TEST
 
 /* ---- Digest ---------------------------------------------------------------------------------- */
 
@@ -377,16 +376,15 @@ static const char *const latent_variants[][5] = {
      "workload.chunked_prefill_size=0"},
 };
 
-START_TEST(latents_keep_the_identities)
+TEST_OF(first_latent, latents_keep_the_identities)
 {
     struct run run;
     begin_latent(&run);
     keep_identities(&run, latent_variants[_i], 5);
 }
-END_TEST
 
 /* Kimi K3, GLM-5.3: no head has a part with a position. */
-START_TEST(latents_without_positions_keep_the_identities)
+LOOP_OF(quantised, latents_without_positions_keep_the_identities, 0, 3)
 {
     static const int variants_of[] = {0, 3, 12}; /* plain, in fp8, expanded over fp8 */
     char text[sizeof latent_model];
@@ -401,9 +399,8 @@ START_TEST(latents_without_positions_keep_the_identities)
     begin_latent(&run);
     keep_identities(&run, latent_variants[variants_of[_i]], 5);
 }
-END_TEST
 
-START_TEST(digest_of_latents_does_not_depend_on_threads)
+LOOP_OF(latent, digest_of_latents_does_not_depend_on_threads, 0, 2)
 {
     struct run runs[2];
     for (int i = 0; i < 2; i++) {
@@ -419,7 +416,6 @@ START_TEST(digest_of_latents_does_not_depend_on_threads)
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* One element of an operand's rows, in layer 1 of the step that has request 0's first ones. */
 struct falsified {
@@ -443,7 +439,7 @@ static void falsify(void *ctx, const struct batch_step *step, int32_t layer,
 }
 
 /* Any of what a layer is given, first and last element: rows of that layer fail. */
-START_TEST(a_falsified_latent_operand_fails)
+LOOP_OF(latent, a_falsified_latent_operand_fails, 0, 8)
 {
     static const struct {
         uint32_t role;
@@ -468,7 +464,6 @@ START_TEST(a_falsified_latent_operand_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
     finish(&run);
 }
-END_TEST
 
 /* An expanded operand of a forward over new rows, or of one over a chunk of a prefix; or a latent
  * that such a prefill saves and a decode reads. */
@@ -491,7 +486,7 @@ static void falsify_expanded(void *ctx, const struct batch_step *step, int32_t l
     falsified->done++;
 }
 
-START_TEST(a_falsified_expanded_operand_fails)
+LOOP_OF(latent, a_falsified_expanded_operand_fails, 0, 6)
 {
     static const uint32_t roles[] = {ATTN_ROLE_Q,    ATTN_ROLE_K, ATTN_ROLE_V,
                                      ATTN_ROLE_C_KV, ATTN_ROLE_K, ATTN_ROLE_V};
@@ -509,7 +504,6 @@ START_TEST(a_falsified_expanded_operand_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
     finish(&run);
 }
-END_TEST
 
 /* Element of a cache in pages of 4 where the last latent of the step's first prefix begins. */
 static int64_t last_latent(const struct batch_step *step, const attn_tensor *cache)
@@ -569,7 +563,7 @@ TEST_OF(latent, latents_narrower_than_values)
 }
 
 /* Latent layers among recurrent ones, which know nothing of expanded calls. */
-START_TEST(latents_beside_recurrent_layers)
+LOOP_OF(latent, latents_beside_recurrent_layers, 0, 2)
 {
     int64_t input_tokens, decode_tokens;
     struct run run;
@@ -584,7 +578,6 @@ START_TEST(latents_beside_recurrent_layers)
                      3 * (run.report.tokens.prefill + run.report.tokens.decode));
     finish(&run);
 }
-END_TEST
 
 static const struct {
     const char *sets[2];
@@ -599,7 +592,7 @@ static const struct {
     {{"attention.attention_backend=triton_like"}, EXIT_NO_BACKEND, "triton_like"},
 };
 
-START_TEST(latents_are_refused_with_a_reason)
+LOOP_OF(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals))
 {
     struct run run;
     begin_latent(&run);
@@ -611,7 +604,6 @@ START_TEST(latents_are_refused_with_a_reason)
     ck_assert_msg(strstr(message, latent_refusals[_i].message) != NULL, "%s", message);
     finish(&run);
 }
-END_TEST
 
 /* ---- Quantised latents ----------------------------------------------------------------------- */
 
@@ -645,14 +637,13 @@ static const char *const packed_variants[][4] = {
     {"attention.mla_prefill=expanded", "model.dtype=f32", "workload.chunked_prefill_size=0"},
 };
 
-START_TEST(packed_latents_keep_the_identities)
+LOOP_OF(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants))
 {
     struct run run;
     begin_packed(&run);
     set(&run, "verify.rate=0.2");
     keep_identities(&run, packed_variants[_i], 4);
 }
-END_TEST
 
 /* Scales of the configuration are not theirs. */
 TEST_OF(quantised, packed_latents_have_their_own_scales)
@@ -710,7 +701,7 @@ static void flip(void *ctx, const struct batch_step *step, int32_t layer,
     flipped->done = 1;
 }
 
-START_TEST(one_bit_of_a_quantised_latent_fails)
+LOOP_OF(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits))
 {
     struct flipped flipped = {.bit = &fp8_bits[_i]};
     struct run run;
@@ -729,10 +720,9 @@ START_TEST(one_bit_of_a_quantised_latent_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
     finish(&run);
 }
-END_TEST
 
 /* The last element of what rows are packed from. */
-START_TEST(a_falsified_packed_operand_fails)
+LOOP_OF(quantised, a_falsified_packed_operand_fails, 0, 2)
 {
     static const struct falsified operands[] = {{ATTN_ROLE_C_KV, FP8_LORA - 1, 0},
                                                 {ATTN_ROLE_K_PE, FP8_ROPE - 1, 0}};
@@ -749,9 +739,8 @@ START_TEST(a_falsified_packed_operand_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
     finish(&run);
 }
-END_TEST
 
-START_TEST(packed_latents_are_fp8_e4m3)
+LOOP_OF(quantised, packed_latents_are_fp8_e4m3, 0, 2)
 {
     struct run run;
     begin_packed(&run);
@@ -764,7 +753,6 @@ START_TEST(packed_latents_are_fp8_e4m3)
     ck_assert_ptr_nonnull(strstr(message, "kv_cache.latent_layout"));
     finish(&run);
 }
-END_TEST
 
 /* ---- Drafts ---------------------------------------------------------------------------------- */
 
@@ -797,7 +785,7 @@ static void all_rows_are_checked(const struct report *r)
 /* What was generated is what a run without drafts generates: of chains to the bit, on a backend
  * whose rows do not depend on their batch. The keys of a tree's row have others between them, so
  * that sums may be in another order. */
-START_TEST(drafts_change_nothing_that_is_generated)
+LOOP_OF(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted))
 {
     const char *const *sets = drafted[_i];
     struct run runs[2];
@@ -823,7 +811,6 @@ START_TEST(drafts_change_nothing_that_is_generated)
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* Rows that a backend computed; 0 if it is not in the report. */
 static int64_t rows_of(const struct report *report, const char *name)
@@ -836,7 +823,7 @@ static int64_t rows_of(const struct report *report, const char *name)
 
 /* By phase, as speculative_attention_mode says, or by routes: the other backend has all rows of
  * verifications and of the draft model, or none, or each of two has its own. */
-START_TEST(drafts_come_to_the_backend_that_is_named)
+LOOP_OF(drafts, drafts_come_to_the_backend_that_is_named, 0, 3)
 {
     static const char *const sets[][4] = {
         {"attention.prefill_attention_backend=cpu_native", "attention.decode_attention_backend=one",
@@ -864,7 +851,6 @@ START_TEST(drafts_come_to_the_backend_that_is_named)
     ck_assert_int_eq(rows_of(r, "two"), _i == 2 ? extended : 0);
     finish(&run);
 }
-END_TEST
 
 /* A wrong draft that is read later on fails the run: here all keys of a verification are one row
  * too low. */
@@ -879,7 +865,7 @@ static void shift_keys(void *ctx, const struct batch_step *step, int32_t layer,
     memmove((char *)k->data + row, k->data, row * (size_t)(k->shape[0] - 1));
 }
 
-START_TEST(a_wrong_key_of_a_draft_fails)
+LOOP_OF(drafts, a_wrong_key_of_a_draft_fails, 0, 2)
 {
     struct run run;
     begin(&run);
@@ -891,11 +877,10 @@ START_TEST(a_wrong_key_of_a_draft_fails)
     ck_assert_int_gt(run.report.verify.rows_failed, 0);
     finish(&run);
 }
-END_TEST
 
 /* Where every draft is turned down nothing that stays shows what they see: they are judged
  * themselves. In a chain all that are before a draft are above it. */
-START_TEST(a_draft_that_sees_its_siblings_fails)
+LOOP_OF(drafts, a_draft_that_sees_its_siblings_fails, 0, 4)
 {
     static const char *const backends[] = {"good", "siblings_seen"};
     bool wrong = _i / 2, tree = _i % 2;
@@ -921,7 +906,6 @@ START_TEST(a_draft_that_sees_its_siblings_fails)
     }
     finish(&run);
 }
-END_TEST
 
 /* What is generated and its digest are not those of the drafts that were turned down, nor is the
  * sample of other rows. */
@@ -1004,7 +988,7 @@ static void begin_crossing(struct run *run)
 }
 
 /* Each encoder runs once, and its keys are there from its request's start to its end. */
-START_TEST(encoders_are_read_by_decoders)
+LOOP_OF(cross, encoders_are_read_by_decoders, 0, COUNT(crossings))
 {
     struct run run;
     int64_t input_tokens, decode_tokens;
@@ -1030,7 +1014,6 @@ START_TEST(encoders_are_read_by_decoders)
     ck_assert_int_eq(pool->layers, crossings[_i].crossing);
     finish(&run);
 }
-END_TEST
 
 /* Six requests of which some are thrown out are encoded once more, and end all the same. */
 TEST_OF(cross, retracted_requests_are_encoded_again)
@@ -1137,7 +1120,7 @@ static const struct {
     {{"attention.speculative_eagle_topk=2"}, EXIT_USAGE, "without speculative.draft_tokens"},
 };
 
-START_TEST(refused_with_a_reason)
+LOOP_OF(refused, refused_with_a_reason, 0, COUNT(refusals))
 {
     struct run run;
     begin(&run);
@@ -1150,61 +1133,12 @@ START_TEST(refused_with_a_reason)
     ck_assert_int_eq(run.report.steps, 0);
     finish(&run);
 }
-END_TEST
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("session");
-    TCase *first = tcase_create("first"); /* what valgrind sees of the runs */
-    tcase_add_loop_test(first, identities_hold, 0, 2);
-    suite_add_tcase(s, first);
-    TCase *first_latent = tcase_create("first latent");
-    tcase_add_checked_fixture(first_latent, write_latent_model, remove_latent_model);
-    tcase_add_loop_test(first_latent, latents_keep_the_identities, 0, 1);
-    suite_add_tcase(s, first_latent);
-    TCase *runs = tcase_create("runs");
-    tcase_set_tags(runs, "long");
-    tcase_add_loop_test(runs, identities_hold, 2, COUNT(variants));
-    tcase_add_loop_test(runs, shared_prefixes_are_counted, 0, COUNT(hints));
-    suite_add_tcase(s, runs);
-    TCase *cross = tcase_create("cross");
-    tcase_add_loop_test(cross, encoders_are_read_by_decoders, 0, COUNT(crossings));
-    suite_add_tcase(s, cross);
-    TCase *latent = tcase_create("latent");
-    tcase_set_tags(latent, "long");
-    tcase_add_checked_fixture(latent, write_latent_model, remove_latent_model);
-    tcase_add_loop_test(latent, latents_keep_the_identities, 1, COUNT(latent_variants));
-    tcase_add_loop_test(latent, digest_of_latents_does_not_depend_on_threads, 0, 2);
-    tcase_add_loop_test(latent, a_falsified_latent_operand_fails, 0, 8);
-    tcase_add_loop_test(latent, a_falsified_expanded_operand_fails, 0, 6);
-    tcase_add_loop_test(latent, latents_beside_recurrent_layers, 0, 2);
-    tcase_add_loop_test(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals));
-    suite_add_tcase(s, latent);
-    TCase *quantised = tcase_create("quantised");
-    tcase_set_tags(quantised, "long");
-    tcase_add_checked_fixture(quantised, write_packed_model, remove_latent_model);
-    tcase_add_loop_test(quantised, latents_without_positions_keep_the_identities, 0, 3);
-    tcase_add_loop_test(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants));
-    tcase_add_loop_test(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits));
-    tcase_add_loop_test(quantised, a_falsified_packed_operand_fails, 0, 2);
-    tcase_add_loop_test(quantised, packed_latents_are_fp8_e4m3, 0, 2);
-    suite_add_tcase(s, quantised);
-    TCase *drafts = tcase_create("drafts");
-    tcase_set_tags(drafts, "long");
-    tcase_add_loop_test(drafts, drafts_change_nothing_that_is_generated, 0, COUNT(drafted));
-    tcase_add_loop_test(drafts, drafts_come_to_the_backend_that_is_named, 0, 3);
-    tcase_add_loop_test(drafts, a_wrong_key_of_a_draft_fails, 0, 2);
-    tcase_add_loop_test(drafts, a_draft_that_sees_its_siblings_fails, 0, 4);
-    suite_add_tcase(s, drafts);
-    TCase *refused = tcase_create("refused");
-    tcase_add_loop_test(refused, refused_with_a_reason, 0, COUNT(refusals));
-    suite_add_tcase(s, refused);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+ENTER_TEST(runs, identities_hold, 2, COUNT(variants));
+ENTER_TEST(latent, latents_keep_the_identities, 1, COUNT(latent_variants));
+GROUP(first_latent, .set_up = write_latent_model, .tear_down = remove_latent_model);
+GROUP(runs, .tags = "long");
+GROUP(latent, .tags = "long", .set_up = write_latent_model, .tear_down = remove_latent_model);
+GROUP(quantised, .tags = "long", .set_up = write_packed_model, .tear_down = remove_latent_model);
+GROUP(drafts, .tags = "long");
+TESTS("session");

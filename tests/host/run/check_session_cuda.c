@@ -261,7 +261,7 @@ static bool has_graphs(const char *const settings[SETTINGS])
 
 /* On the processor by cpu_native, on the device eagerly, and from graphs: the same tokens, and on
  * the device the same bits. */
-START_TEST(results_are_equal)
+LOOP_OF(runs, results_are_equal, 0, COUNT(variants))
 {
     static const char *const names[] = {"cpu", "eager", "graphs"};
     struct run runs[3];
@@ -289,7 +289,6 @@ START_TEST(results_are_equal)
         finish(&runs[i]);
     tear_down();
 }
-END_TEST
 
 /* How requests are batched and where their keys lie is not in the digest. */
 TEST_OF(runs, digest_does_not_depend_on_the_schedule)
@@ -379,7 +378,7 @@ static void attend_blindly(const struct fake_cuda_launch *launch)
 
 /* Where every draft is turned down nothing that stays shows what they see: their own rows come back
  * and are judged, of eager steps, of graphs, and of steps in flight. */
-START_TEST(turned_down_drafts_are_judged)
+LOOP_OF(runs, turned_down_drafts_are_judged, 0, 3)
 {
     static const char *const ways[][SETTINGS] = {
         {TREES, "speculative.acceptance=0", "cuda_graph.enable=no"},
@@ -405,11 +404,10 @@ START_TEST(turned_down_drafts_are_judged)
     finish(&wrong);
     tear_down();
 }
-END_TEST
 
 /* Two instances over one KV cache, of which one reads pages and one slots, give what one gives;
  * only the one for decode is captured. */
-START_TEST(two_backends_share_the_cache)
+LOOP_OF(runs, two_backends_share_the_cache, 0, 2)
 {
     static const char *const pairs[][SETTINGS] = {
         {"attention.prefill_attention_backend=fixture", "attention.decode_attention_backend=other"},
@@ -437,7 +435,6 @@ START_TEST(two_backends_share_the_cache)
     finish(&pair);
     tear_down();
 }
-END_TEST
 
 /* ---- Shared prefixes ------------------------------------------------------------------------- */
 
@@ -616,7 +613,7 @@ TEST_OF(runs, children_tell_of_their_paths)
 /* A table by batch size, layer and length. A graph is its bounds': each captured size has the
  * backends of its size, and the row for short sequences, which is below what a graph may meet, is
  * met by eager steps alone. */
-START_TEST(routes_are_captured_by_their_bounds)
+LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
 {
     struct run plain, routed;
     set_up();
@@ -649,12 +646,11 @@ START_TEST(routes_are_captured_by_their_bounds)
     check_device();
     tear_down();
 }
-END_TEST
 
 /* By phase, as speculative_attention_mode says, or by routes: another backend than that of prompts
  * has all rows of verifications, from graphs or eagerly, and those of the draft model, or a third
  * has. */
-START_TEST(drafts_come_to_the_backend_that_is_named)
+LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
 {
     static const char *const ways[][SETTINGS] = {
         {TREES, "attention.decode_attention_backend=one",
@@ -694,11 +690,10 @@ START_TEST(drafts_come_to_the_backend_that_is_named)
     finish(&named);
     tear_down();
 }
-END_TEST
 
 /* Measured on the device, with copies, streams and memory of the plugin's own, of which nothing is
  * left; whichever is chosen, the digest is the same. */
-START_TEST(autotune_measures_on_the_device)
+LOOP_OF(runs, autotune_measures_on_the_device, 0, 2)
 {
     struct run plain, tuned;
     set_up();
@@ -728,7 +723,6 @@ START_TEST(autotune_measures_on_the_device)
     check_device();
     tear_down();
 }
-END_TEST
 
 /* What is asked for, the exit code, and a part of the message. */
 static const struct {
@@ -743,7 +737,7 @@ static const struct {
     {"backend.fixture.graph_level=sometimes", EXIT_USAGE, "sometimes"},
 };
 
-START_TEST(refused_with_a_reason)
+LOOP_OF(runs, refused_with_a_reason, 0, COUNT(refusals))
 {
     struct run run;
     set_up();
@@ -755,7 +749,6 @@ START_TEST(refused_with_a_reason)
     finish(&run);
     tear_down();
 }
-END_TEST
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
 
@@ -790,7 +783,7 @@ TEST_OF(runs, decode_is_replayed)
 }
 
 /* Steps too large for any graph, and backends that cannot be captured, are run eagerly. */
-START_TEST(other_decodes_are_eager)
+LOOP_OF(runs, other_decodes_are_eager, 0, 3)
 {
     static const char *const settings[][SETTINGS] = {
         {"cuda_graph.enable=no"},
@@ -812,7 +805,6 @@ START_TEST(other_decodes_are_eager)
     tear_down();
     finish(&run);
 }
-END_TEST
 
 /* Graphs that do not fit into the device's memory. */
 TEST_OF(runs, no_memory_for_graphs)
@@ -887,7 +879,7 @@ static void write_past_a_replay(const struct fake_cuda_launch *launch)
         write_past(launch);
 }
 
-START_TEST(a_write_past_the_output_fails)
+LOOP_OF(runs, a_write_past_the_output_fails, 0, 2)
 {
     struct run run;
     set_up();
@@ -901,7 +893,6 @@ START_TEST(a_write_past_the_output_fails)
     tear_down();
     finish(&run);
 }
-END_TEST
 
 /* An infinite output is seen without the oracle. */
 TEST_OF(runs, an_infinite_output_fails)
@@ -954,7 +945,7 @@ static void hold_each_layer(const struct fake_cuda_launch *launch)
 
 /* The device does nothing before the host has gone ahead as far as it can, in each layer of each
  * step: what a step reads must still be there when it gets to it. */
-START_TEST(a_slow_device_gives_the_same)
+LOOP_OF(runs, a_slow_device_gives_the_same, 0, 6)
 {
     static const char *const settings[][SETTINGS] = {
         {NULL},
@@ -981,7 +972,6 @@ START_TEST(a_slow_device_gives_the_same)
     finish(&fast);
     finish(&slow);
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -1027,7 +1017,7 @@ static void begin_short(struct run *run)
 
 /* Each call of this name in turn finds no memory: an error with a message or a good run, and
  * nothing is left. */
-START_TEST(every_call_fails_once)
+LOOP_OF(failures, every_call_fails_once, 0, COUNT(calls))
 {
     int injected = 1, failed = 0;
     set_up();
@@ -1050,7 +1040,6 @@ START_TEST(every_call_fails_once)
     ck_assert_int_gt(failed, 0);
     tear_down();
 }
-END_TEST
 
 /* ---- A lost device --------------------------------------------------------------------------- */
 
@@ -1136,7 +1125,7 @@ static void check_told(const struct run *run, const struct run *undisturbed, int
 }
 
 /* Whatever call it is that is refused. What it was to release goes with the context. */
-START_TEST(any_call_fails_once)
+LOOP_OF(failures, any_call_fails_once, 0, SWEEPS)
 {
     struct run undisturbed;
     set_up();
@@ -1157,10 +1146,9 @@ START_TEST(any_call_fails_once)
     fake.reset();
     tear_down();
 }
-END_TEST
 
 /* The device is lost at a call, from the first forward on: everything is prefilled again. */
-START_TEST(a_loss_is_survived)
+LOOP_OF(failures, a_loss_is_survived, 0, SWEEPS)
 {
     struct run undisturbed;
     int survived = 0;
@@ -1186,11 +1174,10 @@ START_TEST(a_loss_is_survived)
     fake.reset();
     tear_down();
 }
-END_TEST
 
 /* The same while pool, backends and graphs are made. Before the device was open, to which the first
  * question for its memory belongs, there is nothing to make again. */
-START_TEST(a_loss_at_the_start_is_survived)
+LOOP_OF(failures, a_loss_at_the_start_is_survived, 0, SWEEPS)
 {
     struct run undisturbed;
     int survived = 0;
@@ -1216,10 +1203,9 @@ START_TEST(a_loss_at_the_start_is_survived)
     fake.reset();
     tear_down();
 }
-END_TEST
 
 /* Where the driver gives this process no new context, the run ends with an error. */
-START_TEST(a_final_loss_is_told)
+LOOP_OF(failures, a_final_loss_is_told, 0, SWEEPS)
 {
     struct run undisturbed;
     int reported = 0;
@@ -1243,7 +1229,6 @@ START_TEST(a_final_loss_is_told)
     fake.reset();
     tear_down();
 }
-END_TEST
 
 /* Losses while a kernel runs and the host waits: launches of a backend up to the first one, and how
  * many there are; the next ones come right after everything was made again. */
@@ -1261,7 +1246,7 @@ static void lose_now_and_then(const struct fake_cuda_launch *launch)
 }
 
 /* Up to three times in a row, then it is reported. */
-START_TEST(losses_in_a_row)
+LOOP_OF(failures, losses_in_a_row, 0, 4)
 {
     struct run undisturbed, run;
     set_up();
@@ -1284,13 +1269,12 @@ START_TEST(losses_in_a_row)
     finish(&undisturbed);
     finish(&run);
 }
-END_TEST
 
 /* Whatever kind of work it is that is lost; an image, or an encoder's keys, are made once more. */
 static const char *const kinds_lost[][SETTINGS] = {{TREES},  {TREES, WINDOWS}, {WINDOWS},
                                                    {VISION}, {CROSS},          {EMBEDDING}};
 
-START_TEST(a_loss_in_each_kind_of_work)
+LOOP_OF(failures, a_loss_in_each_kind_of_work, 0, COUNT(kinds_lost))
 {
     struct run runs[2];
     set_up();
@@ -1313,39 +1297,6 @@ START_TEST(a_loss_in_each_kind_of_work)
     finish(&runs[0]);
     finish(&runs[1]);
 }
-END_TEST
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("session_cuda");
-    TCase *runs = tcase_create("runs");
-    tcase_add_loop_test(runs, results_are_equal, 0, COUNT(variants));
-    tcase_add_loop_test(runs, turned_down_drafts_are_judged, 0, 3);
-    tcase_add_loop_test(runs, two_backends_share_the_cache, 0, 2);
-    tcase_add_loop_test(runs, routes_are_captured_by_their_bounds, 0, 2);
-    tcase_add_loop_test(runs, drafts_come_to_the_backend_that_is_named, 0, 6);
-    tcase_add_loop_test(runs, autotune_measures_on_the_device, 0, 2);
-    tcase_add_loop_test(runs, refused_with_a_reason, 0, COUNT(refusals));
-    tcase_add_loop_test(runs, other_decodes_are_eager, 0, 3);
-    tcase_add_loop_test(runs, a_write_past_the_output_fails, 0, 2);
-    tcase_add_loop_test(runs, a_slow_device_gives_the_same, 0, 6);
-    suite_add_tcase(s, runs);
-    TCase *failures = tcase_create("failures");
-    tcase_set_timeout(failures, 120);
-    tcase_add_loop_test(failures, every_call_fails_once, 0, COUNT(calls));
-    tcase_add_loop_test(failures, any_call_fails_once, 0, SWEEPS);
-    tcase_add_loop_test(failures, a_loss_is_survived, 0, SWEEPS);
-    tcase_add_loop_test(failures, a_loss_at_the_start_is_survived, 0, SWEEPS);
-    tcase_add_loop_test(failures, a_final_loss_is_told, 0, SWEEPS);
-    tcase_add_loop_test(failures, losses_in_a_row, 0, 4);
-    tcase_add_loop_test(failures, a_loss_in_each_kind_of_work, 0, COUNT(kinds_lost));
-    suite_add_tcase(s, failures);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(failures, .timeout = 120);
+TESTS("session_cuda");

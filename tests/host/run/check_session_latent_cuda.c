@@ -85,7 +85,7 @@ static const char *const variants[][SETTINGS] = {
      "workload.chunked_prefill_size=0"},
 };
 
-START_TEST(tokens_are_those_of_the_processor)
+LOOP_OF(latent, tokens_are_those_of_the_processor, 0, COUNT(variants))
 {
     struct run cuda, cpu;
     go_on(&cuda, "cuda:0", variants[_i]);
@@ -99,11 +99,10 @@ START_TEST(tokens_are_those_of_the_processor)
     finish(&cuda);
     finish(&cpu);
 }
-END_TEST
 
 /* `auto` is the expanded form where a CUDA backend serves it, and the absorbed one on the processor:
  * the same digest. */
-START_TEST(auto_is_the_form_of_the_device)
+LOOP_OF(latent, auto_is_the_form_of_the_device, 0, 2)
 {
     static const char *const automatic[SETTINGS] = {NULL};
     static const char *const named[2][SETTINGS] = {{"attention.mla_prefill=absorbed"},
@@ -117,22 +116,6 @@ START_TEST(auto_is_the_form_of_the_device)
     for (int i = 0; i < 3; i++)
         finish(&runs[i]);
 }
-END_TEST
 
-static Suite *latent_suite(void)
-{
-    Suite *suite = suite_create("session_latent_cuda");
-    TCase *tcase = tcase_create("latent");
-    tcase_set_timeout(tcase, 120);
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
-    tcase_add_loop_test(tcase, tokens_are_those_of_the_processor, 0,
-                        (int)(sizeof variants / sizeof variants[0]));
-    tcase_add_loop_test(tcase, auto_is_the_form_of_the_device, 0, 2);
-    suite_add_tcase(suite, tcase);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(latent_suite());
-}
+GROUP(latent, .timeout = 120, .set_up = set_up, .tear_down = tear_down);
+TESTS("session_latent_cuda");

@@ -102,7 +102,7 @@ static const char *const variants[][4] = {
 };
 enum { NUM_VARIANTS = sizeof variants / sizeof *variants };
 
-START_TEST(identities_hold)
+LOOP_OF(runs, identities_hold, 0, (NUM_MODELS * NUM_VARIANTS))
 {
     int64_t input_tokens, decode_tokens;
     struct run run;
@@ -118,11 +118,10 @@ START_TEST(identities_hold)
     ck_assert_int_eq(run.report.tokens.prefix_hit > 0, run.report.states.peak > 0);
     finish(&run);
 }
-END_TEST
 
 /* States in bf16, which are rounded at every chunk, snapshot and decoded token, wherever the
  * scheduler puts these. */
-START_TEST(identities_hold_with_bf16_states)
+LOOP_OF(runs, identities_hold_with_bf16_states, 0, (NUM_MODELS * NUM_VARIANTS))
 {
     int64_t input_tokens, decode_tokens;
     struct run run;
@@ -136,7 +135,6 @@ START_TEST(identities_hold_with_bf16_states)
     check_identities(&run, input_tokens, decode_tokens);
     finish(&run);
 }
-END_TEST
 
 /* Prompts of hundreds of tokens, some of which share beginnings, and states of published size. */
 static void begin_large(struct run *run, int model)
@@ -155,7 +153,7 @@ static const char *const large_variants[][3] = {
 };
 enum { NUM_LARGE_VARIANTS = sizeof large_variants / sizeof *large_variants };
 
-START_TEST(large_bf16_states)
+LOOP_OF(runs, large_bf16_states, 0, (NUM_MODELS * NUM_LARGE_VARIANTS))
 {
     struct run run;
     begin_large(&run, _i / NUM_LARGE_VARIANTS);
@@ -167,7 +165,6 @@ START_TEST(large_bf16_states)
     ck_assert_int_gt(run.report.tokens.decode, 80);
     finish(&run);
 }
-END_TEST
 
 /* The rows that a backend computed; NULL = none. */
 static const struct report_path *path_of(const struct report *report, const char *backend)
@@ -178,7 +175,7 @@ static const struct report_path *path_of(const struct report *report, const char
     return NULL;
 }
 
-START_TEST(digest_does_not_depend_on_threads)
+LOOP_OF(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS)
 {
     struct run runs[2];
     for (int i = 0; i < 2; i++) {
@@ -191,11 +188,10 @@ START_TEST(digest_does_not_depend_on_threads)
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* A bias of the convolutions is the file's: with it other rows come out, and they are judged by the
  * same bias. */
-START_TEST(convolutions_with_and_without_bias)
+LOOP_OF(runs, convolutions_with_and_without_bias, 0, 2)
 {
     static const char short_conv[] =
         "{\"architectures\": [\"Lfm2ForCausalLM\"], \"hidden_size\": 68,\n"
@@ -221,10 +217,9 @@ START_TEST(convolutions_with_and_without_bias)
     for (int i = 0; i < 2; i++)
         finish(&runs[i]);
 }
-END_TEST
 
 /* States that one backend wrote in chunks and another one goes on from, token by token. */
-START_TEST(prefill_and_decode_are_two_backends)
+LOOP_OF(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS)
 {
     int64_t input_tokens, decode_tokens;
     struct run run;
@@ -243,7 +238,6 @@ START_TEST(prefill_and_decode_are_two_backends)
     ck_assert_ptr_nonnull(path_of(&run.report, "stepwise"));
     finish(&run);
 }
-END_TEST
 
 /* ---- Latent layers among them ---------------------------------------------------------------- */
 
@@ -265,7 +259,7 @@ static const char *const latent_variants[][7] = {
 };
 enum { NUM_LATENT_VARIANTS = sizeof latent_variants / sizeof *latent_variants };
 
-START_TEST(latents_beside_recurrent_layers)
+LOOP_OF(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS)
 {
     int64_t input_tokens, decode_tokens;
     struct run run;
@@ -280,7 +274,6 @@ START_TEST(latents_beside_recurrent_layers)
                      3 * (run.report.tokens.prefill + run.report.tokens.decode));
     finish(&run);
 }
-END_TEST
 
 /* ---- Drafts ---------------------------------------------------------------------------------- */
 
@@ -305,7 +298,7 @@ static void begin_drafted(struct run *run, int model, int way, bool bf16)
 
 /* Every row of a verification is judged, those after the first wrong draft too: rows of all layers
  * of the target, and of the draft model's one, where it has one. */
-START_TEST(all_rows_of_verifications_are_judged)
+LOOP_OF(drafts, all_rows_of_verifications_are_judged, 0, 2 * NUM_MODELS * NUM_DRAFTED)
 {
     static const int layers[NUM_MODELS] = {4, 4, 3, 2};
     int model = _i % NUM_MODELS, way = _i / NUM_MODELS % NUM_DRAFTED;
@@ -324,7 +317,6 @@ START_TEST(all_rows_of_verifications_are_judged)
                      layers[model] * (prompts + r->tokens.decode + wasted) + drafts);
     finish(&run);
 }
-END_TEST
 
 /* The last row of the first sequence that turns it down: other inputs of its recurrent layers. */
 static void falsify_last_draft(void *ctx, const struct batch_step *step, int32_t layer,
@@ -343,7 +335,7 @@ static void falsify_last_draft(void *ctx, const struct batch_step *step, int32_t
     (*done)++;
 }
 
-START_TEST(a_falsified_draft_fails)
+LOOP_OF(drafts, a_falsified_draft_fails, 0, 2 * NUM_MODELS)
 {
     int done = 0;
     struct run run;
@@ -358,7 +350,6 @@ START_TEST(a_falsified_draft_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, ", turned-down draft 4, layer "));
     finish(&run);
 }
-END_TEST
 
 /* ---- States that are shared ------------------------------------------------------------------ */
 
@@ -473,21 +464,19 @@ static void compare_with_no_cache(int model, const char *more, const char *most,
 }
 
 /* Chunks as products begin elsewhere, and round otherwise. */
-START_TEST(hits_equal_runs_without)
+LOOP_OF(states, hits_equal_runs_without, 0, NUM_MODELS)
 {
     compare_with_no_cache(_i, "workload.seed=3", NULL, 1e-4);
 }
-END_TEST
 
 /* Token by token nothing of a recurrent layer depends on where a step begins. */
-START_TEST(hits_equal_runs_without_to_the_bit)
+LOOP_OF(states, hits_equal_runs_without_to_the_bit, 0, NUM_MODELS)
 {
     compare_with_no_cache(_i, "backend.recurrent.recurrent_tokens=1000000", NULL, 0);
 }
-END_TEST
 
 /* A prefix in the cache is read packed, and one that was computed, too; expanded, neither is. */
-START_TEST(hits_of_latents_equal_runs_without)
+LOOP_OF(states, hits_of_latents_equal_runs_without, 0, 2)
 {
     static const char *const settings[][2] = {
         {"kv_cache.dtype=fp8_e4m3", "kv_cache.latent_layout=latent_fp8"},
@@ -495,7 +484,6 @@ START_TEST(hits_of_latents_equal_runs_without)
     };
     compare_with_no_cache(KIMI_LINEAR, settings[_i][0], settings[_i][1], 1e-4);
 }
-END_TEST
 
 /* ---- Verification ---------------------------------------------------------------------------- */
 
@@ -521,7 +509,7 @@ static void falsify(void *ctx, const struct batch_step *step, int32_t layer,
 
 /* Whatever a layer is given for one token; and that token's rows are not the only ones to fail, as
  * the state carries on what was done to it. */
-START_TEST(a_falsified_operand_fails)
+LOOP_OF(verification, a_falsified_operand_fails, 0, 3)
 {
     static const struct {
         uint32_t role;
@@ -541,7 +529,6 @@ START_TEST(a_falsified_operand_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
     finish(&run);
 }
-END_TEST
 
 /* One element of a key in the latent layer's expanded form. */
 struct falsified_key {
@@ -561,7 +548,7 @@ static void falsify_key(void *ctx, const struct batch_step *step, int32_t layer,
     falsified->done = 1;
 }
 
-START_TEST(a_falsified_expanded_key_fails)
+LOOP_OF(verification, a_falsified_expanded_key_fails, 0, 2)
 {
     struct falsified_key falsified = {.of_prefix = _i != 0};
     struct run run;
@@ -576,7 +563,6 @@ START_TEST(a_falsified_expanded_key_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 1"));
     finish(&run);
 }
-END_TEST
 
 /* A state that is not the prefix's: the first sequence of the first step that starts after a
  * cached prefix. */
@@ -595,7 +581,7 @@ static void take_another_state(void *ctx, const struct batch_step *step, int32_t
     }
 }
 
-START_TEST(a_lost_state_fails)
+LOOP_OF(verification, a_lost_state_fails, 0, NUM_MODELS)
 {
     int done = 0;
     struct run run;
@@ -609,7 +595,6 @@ START_TEST(a_lost_state_fails)
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "layer 0"));
     finish(&run);
 }
-END_TEST
 
 /* What is wrong with the state of one request in layer 0, when its third token is decoded. */
 struct wrong_state {
@@ -651,7 +636,7 @@ static void make_wrong(void *ctx, const struct batch_step *step, int32_t layer,
 
 /* Among all the roundings of a bf16 state a token that is not in it shows, and another slot's state
  * shows all the more. */
-START_TEST(a_wrong_bf16_state_fails)
+LOOP_OF(verification, a_wrong_bf16_state_fails, 0, 2 * NUM_MODELS)
 {
     struct wrong_state wrong = {.lost = _i % 2};
     struct run run;
@@ -667,50 +652,11 @@ START_TEST(a_wrong_bf16_state_fails)
     free(wrong.before);
     finish(&run);
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("session_linear");
-    TCase *runs = tcase_create("runs");
-    tcase_add_unchecked_fixture(runs, write_models, remove_models);
-    tcase_set_timeout(runs, 120);
-    tcase_add_loop_test(runs, identities_hold, 0, NUM_MODELS * NUM_VARIANTS);
-    tcase_add_loop_test(runs, identities_hold_with_bf16_states, 0, NUM_MODELS * NUM_VARIANTS);
-    tcase_add_loop_test(runs, large_bf16_states, 0, NUM_MODELS * NUM_LARGE_VARIANTS);
-    tcase_add_loop_test(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS);
-    tcase_add_loop_test(runs, convolutions_with_and_without_bias, 0, 2);
-    tcase_add_loop_test(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS);
-    tcase_add_loop_test(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS);
-    suite_add_tcase(s, runs);
-    TCase *drafts = tcase_create("drafts");
-    tcase_add_unchecked_fixture(drafts, write_models, remove_models);
-    tcase_set_timeout(drafts, 120);
-    tcase_add_loop_test(drafts, all_rows_of_verifications_are_judged, 0,
-                        2 * NUM_MODELS * NUM_DRAFTED);
-    tcase_add_loop_test(drafts, a_falsified_draft_fails, 0, 2 * NUM_MODELS);
-    suite_add_tcase(s, drafts);
-    TCase *states = tcase_create("states");
-    tcase_add_unchecked_fixture(states, write_models, remove_models);
-    tcase_set_timeout(states, 120);
-    tcase_add_loop_test(states, hits_equal_runs_without, 0, NUM_MODELS);
-    tcase_add_loop_test(states, hits_equal_runs_without_to_the_bit, 0, NUM_MODELS);
-    tcase_add_loop_test(states, hits_of_latents_equal_runs_without, 0, 2);
-    suite_add_tcase(s, states);
-    TCase *verification = tcase_create("verification");
-    tcase_add_unchecked_fixture(verification, write_models, remove_models);
-    tcase_set_timeout(verification, 120);
-    tcase_add_loop_test(verification, a_falsified_operand_fails, 0, 3);
-    tcase_add_loop_test(verification, a_falsified_expanded_key_fails, 0, 2);
-    tcase_add_loop_test(verification, a_lost_state_fails, 0, NUM_MODELS);
-    tcase_add_loop_test(verification, a_wrong_bf16_state_fails, 0, 2 * NUM_MODELS);
-    suite_add_tcase(s, verification);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(runs, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
+GROUP(drafts, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
+GROUP(states, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
+GROUP(verification, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
+TESTS("session_linear");

@@ -144,7 +144,7 @@ static void check_equal_counts(const struct report *a, const struct report *b)
 
 /* On the processor, on the device eagerly, and from graphs: the same tokens and the same hits, and
  * on the device the same bits. */
-START_TEST(results_are_equal)
+LOOP_OF(runs, results_are_equal, 0, (NUM_MODELS * NUM_VARIANTS))
 {
     const char *const *settings = variants[_i / NUM_MODELS];
     struct run runs[3];
@@ -168,10 +168,9 @@ START_TEST(results_are_equal)
         finish(&runs[i]);
     tear_down();
 }
-END_TEST
 
 /* Prefixes are found again with their states, which lie on the device. */
-START_TEST(prefixes_are_hit)
+LOOP_OF(runs, prefixes_are_hit, 0, NUM_MODELS)
 {
     struct run run;
     set_up(_i);
@@ -184,7 +183,6 @@ START_TEST(prefixes_are_hit)
     finish(&run);
     tear_down();
 }
-END_TEST
 
 /* ---- What is wrong is seen ------------------------------------------------------------------- */
 
@@ -257,7 +255,7 @@ static void mix_up_rows(void *ctx, const struct batch_step *step, int32_t layer,
     wrong->done++;
 }
 
-START_TEST(wrong_states_and_inputs_fail)
+LOOP_OF(faults, wrong_states_and_inputs_fail, 0, 6)
 {
     static const struct {
         int model;
@@ -282,10 +280,9 @@ START_TEST(wrong_states_and_inputs_fail)
     finish(&run);
     tear_down();
 }
-END_TEST
 
 /* The device is lost in mid-run: all states with it, and every request begins again. */
-START_TEST(a_lost_device_is_made_again)
+LOOP_OF(faults, a_lost_device_is_made_again, 0, 2)
 {
     struct run run;
     set_up(_i);
@@ -299,27 +296,9 @@ START_TEST(a_lost_device_is_made_again)
     finish(&run);
     tear_down();
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("session_linear_cuda");
-    TCase *runs = tcase_create("runs");
-    tcase_set_timeout(runs, 120);
-    tcase_add_loop_test(runs, results_are_equal, 0, NUM_MODELS * NUM_VARIANTS);
-    tcase_add_loop_test(runs, prefixes_are_hit, 0, NUM_MODELS);
-    suite_add_tcase(s, runs);
-    TCase *faults = tcase_create("faults");
-    tcase_set_timeout(faults, 120);
-    tcase_add_loop_test(faults, wrong_states_and_inputs_fail, 0, 6);
-    tcase_add_loop_test(faults, a_lost_device_is_made_again, 0, 2);
-    suite_add_tcase(s, faults);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(runs, .timeout = 120);
+GROUP(faults, .timeout = 120);
+TESTS("session_linear_cuda");

@@ -84,7 +84,7 @@ enum { VARIANTS = sizeof variants / sizeof *variants };
 
 /* On the processor, on the device eagerly, and from graphs: the same tokens, and on the device the same
  * bits. */
-START_TEST(results_are_equal)
+LOOP_OF(runs, results_are_equal, 0, VARIANTS)
 {
     struct run runs[3];
     use_fake_cuda_in_plugins();
@@ -109,19 +109,6 @@ START_TEST(results_are_equal)
     fake.reset();
     unlink(path);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("session_sparse_cuda");
-    TCase *runs = tcase_create("runs");
-    tcase_set_timeout(runs, 120);
-    tcase_add_loop_test(runs, results_are_equal, 0, VARIANTS);
-    suite_add_tcase(s, runs);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(runs, .timeout = 120);
+TESTS("session_sparse_cuda");

@@ -174,16 +174,5 @@ TEST_OF(runs, the_best_of_all_choices)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("shared_prefix");
-    TCase *tests = tcase_create("runs");
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    suite_add_tcase(suite, tests);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(runs, .set_up = set_up, .tear_down = tear_down);
+TESTS("shared_prefix");

@@ -105,7 +105,7 @@ static void *poisoned(size_t bytes)
     return memset(memory, 0xa5, bytes + 1);
 }
 
-START_TEST(vectors_are_those_of_the_generator)
+LOOP_OF(processor, vectors_are_those_of_the_generator, 0, 3 * CASE_LAYERS)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
     attn_dtype dtype = dtypes[_i / CASE_LAYERS];
@@ -132,7 +132,6 @@ START_TEST(vectors_are_those_of_the_generator)
     free(v);
     free(query);
 }
-END_TEST
 
 /* Elements [first, first + dim) of each head, in rows of their own. */
 TEST_OF(processor, operands_are_parts_of_vectors)
@@ -318,7 +317,7 @@ static void close_fake(void)
     fake.reset();
 }
 
-START_TEST(cuda_is_equal_to_the_processor)
+LOOP_OF(cuda, cuda_is_equal_to_the_processor, 0, 40)
 {
     struct step_case c;
     open_fake();
@@ -329,7 +328,6 @@ START_TEST(cuda_is_equal_to_the_processor)
     step_case_destroy(&c);
     close_fake();
 }
-END_TEST
 
 /* Parts of vectors of the one KV head that latent attention has; its queries are halved. */
 TEST_OF(cuda, cuda_makes_latents)
@@ -380,7 +378,7 @@ TEST_OF(cuda, cuda_makes_queries_and_keys_alone)
 }
 
 /* All of it is kernels: none runs outside the graphs. */
-START_TEST(cuda_graphs_see_new_contents)
+LOOP_OF(cuda, cuda_graphs_see_new_contents, 0, 6)
 {
     struct step_case c;
     struct fake_cuda_counters counters;
@@ -396,7 +394,6 @@ START_TEST(cuda_graphs_see_new_contents)
     ck_assert_uint_eq(counters.captured, counters.replayed);
     close_fake();
 }
-END_TEST
 
 /* An array that is too small on the device: each of those of each kernel. */
 static const struct {
@@ -424,7 +421,7 @@ static void do_work(struct step_case *c, int work)
 }
 
 /* Of many random ones, some touch the array, and lose the device then and only then. */
-START_TEST(bounds_are_kept)
+LOOP_OF(cuda, bounds_are_kept, 0, NUM_WORKS)
 {
     for (int array = 1; array <= works[_i].num_arrays; array++) {
         int faults = 0;
@@ -447,7 +444,6 @@ START_TEST(bounds_are_kept)
     }
     fake.reset();
 }
-END_TEST
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
@@ -591,21 +587,5 @@ TEST_OF(failures, without_nvcc)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("step_kernels");
-    TCase *processor = tcase_create("processor"), *cuda = tcase_create("cuda");
-    tcase_add_checked_fixture(processor, set_up_cpu, tear_down_cpu);
-    tcase_add_loop_test(processor, vectors_are_those_of_the_generator, 0, 3 * CASE_LAYERS);
-    tcase_add_loop_test(cuda, cuda_is_equal_to_the_processor, 0, 40);
-    tcase_add_loop_test(cuda, cuda_graphs_see_new_contents, 0, 6);
-    tcase_add_loop_test(cuda, bounds_are_kept, 0, NUM_WORKS);
-    suite_add_tcase(made, processor);
-    suite_add_tcase(made, cuda);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(processor, .set_up = set_up_cpu, .tear_down = tear_down_cpu);
+TESTS("step_kernels");

@@ -163,13 +163,4 @@ TEST_OF(tokens, lost_steps)
     end();
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("timeline");
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("timeline");

@@ -25,7 +25,7 @@ static void open_gpu(void)
     GOOD(device_open(ATTN_DEVICE_CUDA, 0, &device, &error.base));
 }
 
-START_TEST(gpu_is_equal_to_the_processor)
+LOOP_OF(gpu, gpu_is_equal_to_the_processor, 0, 8)
 {
     open_gpu();
     for (uint64_t seed = 0; seed < 40; seed++) {
@@ -37,7 +37,6 @@ START_TEST(gpu_is_equal_to_the_processor)
     }
     device_close(device);
 }
-END_TEST
 
 /* ---- Large ----------------------------------------------------------------------------------- */
 
@@ -260,15 +259,7 @@ TEST_OF(gpu, wider_than_a_grid)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("step_kernels on a GPU");
-    TCase *tests = tcase_create("gpu");
-    tcase_set_timeout(tests, 240);
-    tcase_add_loop_test(tests, gpu_is_equal_to_the_processor, 0, 8);
-    suite_add_tcase(made, tests);
-    return made;
-}
+GROUP(gpu, .timeout = 240);
 
 int main(void)
 {
@@ -276,7 +267,7 @@ int main(void)
         puts("1..0 # SKIP no CUDA driver or no GPU");
         return EXIT_SUCCESS;
     }
-    return test_main(suite());
+    return test_main("step_kernels on a GPU");
 }
 
 #else

@@ -203,7 +203,7 @@ TEST_OF(core, the_youngest_is_retracted_and_resumes)
 /* 20 decode rows are kept free for each that runs, the newcomer included, or what it has left: of
  * 60 slots the first takes 10 and a reserve of 20, so the second, with 25 and 20, has to wait until
  * the first has ended, and no request is ever retracted. With 25 and 5 it would start at once. */
-START_TEST(a_request_starts_with_a_reserve)
+LOOP_OF(core, a_request_starts_with_a_reserve, 0, 2)
 {
     params.num_pages = 61;
     add_to_source(10, 41, "");
@@ -216,7 +216,6 @@ START_TEST(a_request_starts_with_a_reserve)
     ck_assert_int_eq(counts->retractions, 0);
     ck_assert_int_eq(counts->steps, _i ? 41 : 41 + 21);
 }
-END_TEST
 
 TEST_OF(core, wall_clock_waits_for_arrivals)
 {
@@ -284,13 +283,12 @@ static const struct {
                    {1020, 1024}, {1022, 1024}, {1024, 1024}, {5000, 1024}};
 
 /* A chunk and a decode row of each request, or all slots of the pool. */
-START_TEST(the_longest_step_is_known)
+LOOP_OF(limits, the_longest_step_is_known, 0, COUNT(most_tokens))
 {
     params.chunked_prefill_size = most_tokens[_i].chunk;
     create();
     ck_assert_int_eq(scheduler_max_tokens(scheduler), most_tokens[_i].tokens);
 }
-END_TEST
 
 /* ---- Hits ------------------------------------------------------------------------------------ */
 
@@ -312,7 +310,7 @@ static int64_t hit_by_the_rule(int64_t request)
 }
 
 /* One request at a time and no eviction: the hits follow from the lengths and blocks alone. */
-START_TEST(hits_follow_the_rule)
+LOOP_OF(hits, hits_follow_the_rule, 0, 12)
 {
     params.page_size = page_sizes[_i % 3];
     params.chunked_prefill_size = chunk_sizes[_i / 3];
@@ -331,10 +329,9 @@ START_TEST(hits_follow_the_rule)
     ck_assert_int_eq(counts->recomputed, 0);
     ck_assert_int_eq(counts->retractions, 0);
 }
-END_TEST
 
 /* The last token of a prompt is computed even if all of it is cached. */
-START_TEST(a_prompt_is_never_hit_whole)
+LOOP_OF(hits, a_prompt_is_never_hit_whole, 1, 9)
 {
     source.block_size = 4;
     params.page_size = _i;
@@ -344,7 +341,6 @@ START_TEST(a_prompt_is_never_hit_whole)
     create();
     ck_assert_int_eq(run_out()->prefix_hit, 7 / _i * _i);
 }
-END_TEST
 
 /* Pages of 5 tokens. What a request publishes without a copy elsewhere changes nothing in its row.
  */
@@ -720,7 +716,7 @@ TEST_OF(windows, a_request_waits_for_the_pool_of_windows)
 }
 
 /* Pages that rows in a step see at most, wherever they are: enough, and not two more. */
-START_TEST(a_window_takes_so_many_pages)
+LOOP_OF(windows, a_window_takes_so_many_pages, 0, 6)
 {
     static const struct scheduler_window windows[] = {{1, 0, 0},  {1, 7, 0},  {1, -1, 16},
                                                       {1, -1, 1}, {1, 30, 5}, {1, 3, 40}};
@@ -740,7 +736,6 @@ START_TEST(a_window_takes_so_many_pages)
         }
     }
 }
-END_TEST
 
 /* What a request needs of that pool before it starts: all its prompt where steps have no limit,
  * else no more than a window and a step; nothing for a prefix that is cached, but the window
@@ -759,7 +754,7 @@ static const struct {
     {0, 6, 8, 4, 8, "abcdefgh", false},
 };
 
-START_TEST(a_request_starts_with_its_window)
+LOOP_OF(windows, a_request_starts_with_its_window, 0, COUNT(needs))
 {
     int64_t now = 0;
     params.window = (struct scheduler_window){.num_pages = 1 + needs[_i].pages, .left = 3};
@@ -777,7 +772,6 @@ START_TEST(a_request_starts_with_its_window)
     scheduler_complete(scheduler);
     run_out();
 }
-END_TEST
 
 /* Prompts of 10 grow to a window of 40 beyond what was reserved: the younger is thrown out. */
 TEST_OF(windows, a_full_pool_of_windows_retracts_the_youngest)
@@ -941,7 +935,7 @@ TEST_OF(images, a_lost_image_is_encoded_again)
 
 /* ---- Random workloads in small pools --------------------------------------------------------- */
 
-START_TEST(random_workloads_end)
+LOOP_OF(random, random_workloads_end, 0, VARIANTS)
 {
     uint64_t hashes[2];
     struct scheduler_counts counts;
@@ -962,7 +956,6 @@ START_TEST(random_workloads_end)
     ck_assert_int_eq(counts.dropped, 0);
     ck_assert(model.mixed_steps > 0 || !params.mixed);
 }
-END_TEST
 
 /* ---- Drafts ---------------------------------------------------------------------------------- */
 
@@ -1024,7 +1017,7 @@ static const struct {
     {14, 1, true}, {14, 2, false}, {15, 1, false}, {9, 2, true}, {10, 2, false},
 };
 
-START_TEST(a_request_starts_with_a_reserve_for_drafts)
+LOOP_OF(drafts, a_request_starts_with_a_reserve_for_drafts, 0, COUNT(thirds))
 {
     params.num_pages = 41;
     params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
@@ -1037,10 +1030,9 @@ START_TEST(a_request_starts_with_a_reserve_for_drafts)
     scheduler_complete(scheduler);
     run_out();
 }
-END_TEST
 
 /* The share of right drafts, and what follows for a verification: p + p^2 + ... */
-START_TEST(drafts_are_right_as_often_as_is_said)
+LOOP_OF(drafts, drafts_are_right_as_often_as_is_said, 0, 3)
 {
     enum { TRIES = 200000 };
     const struct drafts drafts = {.tokens = 8, .top_k = 1 + _i, .rate = 0.3 + 0.2 * _i, .seed = 9};
@@ -1057,11 +1049,10 @@ START_TEST(drafts_are_right_as_often_as_is_said)
     ck_assert_double_eq_tol((double)right / TRIES, drafts.rate, 0.005);
     ck_assert_double_eq_tol((double)accepted / TRIES, expected, 0.01 * expected);
 }
-END_TEST
 
 /* A tree's rows stand below rows one depth above, and at each depth but the last there are top_k.
  */
-START_TEST(trees_are_trees)
+LOOP_OF(drafts, trees_are_trees, 0, 9)
 {
     const struct drafts drafts = {.tokens = 2 + _i % 9, .top_k = 1 + _i % 9 / 2, .rate = 0.8};
     bool branches = false;
@@ -1087,7 +1078,6 @@ START_TEST(trees_are_trees)
     }
     ck_assert(branches == (drafts.top_k > 1));
 }
-END_TEST
 
 /* Two trees as drafts.h has them to the bit, computed from that text in Python. */
 TEST_OF(drafts, known_trees)
@@ -1107,7 +1097,7 @@ TEST_OF(drafts, known_trees)
     ck_assert_int_eq(drafts_depth(&none), 0);
 }
 
-START_TEST(drafted_workloads_end)
+LOOP_OF(random, drafted_workloads_end, 0, DRAFTED_VARIANTS)
 {
     uint64_t hashes[2];
     struct scheduler_counts counts;
@@ -1127,7 +1117,6 @@ START_TEST(drafted_workloads_end)
     ck_assert_int_eq(counts.draft_extend > 0, params.draft_model);
     ck_assert_int_eq(counts.dropped, 0);
 }
-END_TEST
 
 /* ---- Cross attention ------------------------------------------------------------------------- */
 
@@ -1170,7 +1159,7 @@ TEST_OF(cross, a_request_waits_for_room_for_its_encoder)
 
 /* A step begins as many as its rows of encoders are enough for, one at least. A prompt in pieces
  * brings its encoder's keys with the first. */
-START_TEST(a_step_has_so_many_keys_of_encoders)
+LOOP_OF(cross, a_step_has_so_many_keys_of_encoders, 0, 5)
 {
     static const struct {
         int32_t chunk, cross_len, seqs, max_tokens;
@@ -1189,7 +1178,6 @@ START_TEST(a_step_has_so_many_keys_of_encoders)
     scheduler_complete(scheduler);
     run_out();
 }
-END_TEST
 
 /* An encoder runs before the step that its keys are written in. */
 TEST_OF(cross, encoders_run_before_their_keys_are_read)
@@ -1272,7 +1260,8 @@ TEST_OF(random, hits_count_only_above_the_mark)
     ck_assert_int_eq(counts->recomputed, 51);
 }
 
-START_TEST(device_loss_and_batch_errors_are_survived)
+LOOP_OF(random, device_loss_and_batch_errors_are_survived, 0,
+        VARIANTS + CROSS_VARIANTS + DRAFTED_VARIANTS)
 {
     const struct scheduler_step *step;
     int64_t wake_us, losses = 0, drops = 0, number = 0;
@@ -1305,7 +1294,6 @@ START_TEST(device_loss_and_batch_errors_are_survived)
     ck_assert_int_gt(losses, 0);
     ck_assert_int_eq(expect_counts()->dropped > 0, drops > 0);
 }
-END_TEST
 
 TEST_OF(limits, a_destroyed_scheduler_may_have_a_step_out)
 {
@@ -1331,7 +1319,7 @@ static const struct {
     {50, 52, 0, ATTN_CONFIG_ERROR, "take 26 pages of 4 tokens; the KV cache has 25 (100 tokens)"},
 };
 
-START_TEST(impossible_requests_are_refused)
+LOOP_OF(limits, impossible_requests_are_refused, 0, COUNT(bad_requests))
 {
     params.page_size = 4;
     params.num_pages = 26;
@@ -1350,7 +1338,6 @@ START_TEST(impossible_requests_are_refused)
     ck_assert_int_eq(add(0), ATTN_OK);
     ck_assert_int_eq(run_out()->requests, 1);
 }
-END_TEST
 
 /* 100 + 19 rows and 63 drafts beyond them; what does not decode has none. */
 TEST_OF(limits, a_refusal_counts_the_drafts)
@@ -1375,14 +1362,13 @@ static const struct {
     int64_t input, output;
 } longest[] = {{256, 0}, {256, 1}, {255, 2}, {200, 57}, {1, 256}};
 
-START_TEST(the_longest_requests_are_accepted)
+LOOP_OF(limits, the_longest_requests_are_accepted, 0, COUNT(longest))
 {
     add_to_source(longest[_i].input, longest[_i].output, "");
     create();
     run_out();
     ck_assert_int_eq(rows_of(0), MAX_CONTEXT);
 }
-END_TEST
 
 TEST_OF(limits, impossible_params_are_refused)
 {
@@ -1426,7 +1412,7 @@ TEST_OF(limits, impossible_params_are_refused)
 }
 
 /* The smallest window, the smallest chunk, and an encoder as long as a context. */
-START_TEST(params_at_their_limits_are_accepted)
+LOOP_OF(limits, params_at_their_limits_are_accepted, 0, 3)
 {
     if (_i < 2) {
         params.window = (struct scheduler_window){.num_pages = 5, .left = _i - 1, .chunk = 1 - _i};
@@ -1438,7 +1424,6 @@ START_TEST(params_at_their_limits_are_accepted)
     params.share_unit = 1;
     ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
 }
-END_TEST
 
 /* What is drafted takes rows of the context and of the pool, where the request decodes at all. */
 static const struct {
@@ -1458,7 +1443,7 @@ static const struct {
     {14, 9, 3, ATTN_CONFIG_ERROR},
 };
 
-START_TEST(drafts_have_limits)
+LOOP_OF(limits, drafts_have_limits, 0, COUNT(drafted_requests))
 {
     params.num_pages = drafted_requests[_i].num_pages;
     params.drafts = (struct drafts){.tokens = 4, .top_k = 1, .rate = 0.5};
@@ -1469,7 +1454,6 @@ START_TEST(drafts_have_limits)
         run_all();
     expect_done();
 }
-END_TEST
 
 /* As many requests as can run verify trees together. */
 TEST_OF(limits, all_rows_verify_drafts)
@@ -1501,7 +1485,7 @@ static const struct {
 } whole[] = {
     {8, 8, ATTN_OK}, {8, 9, ATTN_CONFIG_ERROR}, {0, 9, ATTN_OK}, {1, 2, ATTN_CONFIG_ERROR}};
 
-START_TEST(whole_prompts_have_limits)
+LOOP_OF(limits, whole_prompts_have_limits, 0, COUNT(whole))
 {
     params.whole_prompts = true;
     params.prefix_cache = false;
@@ -1510,69 +1494,16 @@ START_TEST(whole_prompts_have_limits)
     create_empty();
     ck_assert_int_eq(add(0), whole[_i].status);
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("scheduler");
-    TCase *core = tcase_create("core");
-    tcase_add_checked_fixture(core, set_up, tear_down);
-    tcase_add_loop_test(core, a_request_starts_with_a_reserve, 0, 2);
-    suite_add_tcase(s, core);
-    TCase *hits = tcase_create("hits");
-    tcase_add_checked_fixture(hits, set_up, tear_down);
-    tcase_add_loop_test(hits, hits_follow_the_rule, 0, 12);
-    tcase_add_loop_test(hits, a_prompt_is_never_hit_whole, 1, 9);
-    suite_add_tcase(s, hits);
-    TCase *states = tcase_create("states");
-    tcase_add_checked_fixture(states, set_up, tear_down);
-    suite_add_tcase(s, states);
-    TCase *windows = tcase_create("windows");
-    tcase_add_checked_fixture(windows, set_up, tear_down);
-    tcase_add_loop_test(windows, a_window_takes_so_many_pages, 0, 6);
-    tcase_add_loop_test(windows, a_request_starts_with_its_window, 0, sizeof needs / sizeof *needs);
-    suite_add_tcase(s, windows);
-    TCase *images = tcase_create("images");
-    tcase_add_checked_fixture(images, set_up, tear_down);
-    suite_add_tcase(s, images);
-    TCase *cross = tcase_create("cross");
-    tcase_add_checked_fixture(cross, set_up, tear_down);
-    tcase_add_loop_test(cross, a_step_has_so_many_keys_of_encoders, 0, 5);
-    suite_add_tcase(s, cross);
-    TCase *drafts = tcase_create("drafts");
-    tcase_add_checked_fixture(drafts, set_up, tear_down);
-    tcase_add_loop_test(drafts, a_request_starts_with_a_reserve_for_drafts, 0,
-                        sizeof thirds / sizeof *thirds);
-    tcase_add_loop_test(drafts, drafts_are_right_as_often_as_is_said, 0, 3);
-    tcase_add_loop_test(drafts, trees_are_trees, 0, 9);
-    suite_add_tcase(s, drafts);
-    TCase *random = tcase_create("random");
-    tcase_add_checked_fixture(random, set_up, tear_down);
-    tcase_set_tags(random, "long");
-    tcase_add_loop_test(random, random_workloads_end, 0, VARIANTS);
-    tcase_add_loop_test(random, drafted_workloads_end, 0, DRAFTED_VARIANTS);
-    tcase_add_loop_test(random, device_loss_and_batch_errors_are_survived, 0,
-                        VARIANTS + CROSS_VARIANTS + DRAFTED_VARIANTS);
-    suite_add_tcase(s, random);
-    TCase *limits = tcase_create("limits");
-    tcase_add_checked_fixture(limits, set_up, tear_down);
-    tcase_add_loop_test(limits, impossible_requests_are_refused, 0,
-                        sizeof bad_requests / sizeof *bad_requests);
-    tcase_add_loop_test(limits, the_longest_requests_are_accepted, 0,
-                        sizeof longest / sizeof *longest);
-    tcase_add_loop_test(limits, the_longest_step_is_known, 0,
-                        sizeof most_tokens / sizeof *most_tokens);
-    tcase_add_loop_test(limits, params_at_their_limits_are_accepted, 0, 3);
-    tcase_add_loop_test(limits, drafts_have_limits, 0,
-                        sizeof drafted_requests / sizeof *drafted_requests);
-    tcase_add_loop_test(limits, whole_prompts_have_limits, 0, sizeof whole / sizeof *whole);
-    suite_add_tcase(s, limits);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(core, .set_up = set_up, .tear_down = tear_down);
+GROUP(hits, .set_up = set_up, .tear_down = tear_down);
+GROUP(states, .set_up = set_up, .tear_down = tear_down);
+GROUP(windows, .set_up = set_up, .tear_down = tear_down);
+GROUP(images, .set_up = set_up, .tear_down = tear_down);
+GROUP(cross, .set_up = set_up, .tear_down = tear_down);
+GROUP(drafts, .set_up = set_up, .tear_down = tear_down);
+GROUP(random, .set_up = set_up, .tear_down = tear_down, .tags = "long");
+GROUP(limits, .set_up = set_up, .tear_down = tear_down);
+TESTS("scheduler");

@@ -224,7 +224,7 @@ TEST_OF(core, a_launched_request_has_not_finished)
 }
 
 /* 0 stands for 1. */
-START_TEST(no_more_steps_than_allowed_are_in_flight)
+LOOP_OF(core, no_more_steps_than_allowed_are_in_flight, 0, MAX_IN_FLIGHT + 1)
 {
     params.max_in_flight = _i;
     add_to_source(3, 20, "");
@@ -238,7 +238,6 @@ START_TEST(no_more_steps_than_allowed_are_in_flight)
         expect_seq(next_launched(), 0, 0, 3 + depth - 1 + i, 1);
     }
 }
-END_TEST
 
 /* The pool holds one of them. The second is planned into the first one's slots while the first
  * still runs. */
@@ -460,7 +459,7 @@ TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
 }
 
 /* The last step was confirmed or lost, and none has been launched since. */
-START_TEST(without_steps_in_flight_nobody_is_dropped)
+LOOP_OF(drops, without_steps_in_flight_nobody_is_dropped, 0, 2)
 {
     add_to_source(4, 3, "");
     create();
@@ -474,9 +473,8 @@ START_TEST(without_steps_in_flight_nobody_is_dropped)
     confirm();
     ck_assert_int_eq(run_out()->dropped, 0);
 }
-END_TEST
 
-START_TEST(a_retracted_request_of_failed_steps_is_dropped)
+LOOP_OF(drops, a_retracted_request_of_failed_steps_is_dropped, 0, 2)
 {
     const struct scheduler_step *step = retract_the_younger();
     if (_i)
@@ -487,11 +485,10 @@ START_TEST(a_retracted_request_of_failed_steps_is_dropped)
     ck_assert_int_eq(counts->dropped, 2);
     ck_assert_int_eq(counts->decode, 2 * 18);
 }
-END_TEST
 
 /* Request 0 decodes, and is in no step that fails; its blocks stay. Request 1 adds two blocks and
  * is through, request 2 begins after them; both fail. So request 3 begins after request 0's. */
-START_TEST(failed_steps_leave_nothing_in_the_prefix_cache)
+LOOP_OF(drops, failed_steps_leave_nothing_in_the_prefix_cache, 0, 2)
 {
     source.block_size = 5;
     params.chunked_prefill_size = 10;
@@ -515,7 +512,6 @@ START_TEST(failed_steps_leave_nothing_in_the_prefix_cache)
     ck_assert_int_eq(counts->dropped, 2);
     ck_assert_int_eq(counts->finished, 2);
 }
-END_TEST
 
 TEST_OF(core, a_destroyed_scheduler_may_have_steps_in_flight)
 {
@@ -558,7 +554,7 @@ static void run_all_in_flight(void)
     ck_assert_int_eq(most, params.max_in_flight);
 }
 
-START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
+LOOP_OF(random, steps_do_not_depend_on_how_many_are_in_flight, 0, VARIANTS + DRAFTED_VARIANTS)
 {
     struct scheduler_counts one_by_one, counts;
     if (_i < VARIANTS)
@@ -579,7 +575,6 @@ START_TEST(steps_do_not_depend_on_how_many_are_in_flight)
         ck_assert_mem_eq(&counts, &one_by_one, sizeof counts);
     }
 }
-END_TEST
 
 enum failures { LOSSES = 1, DROPS = 2, FLIGHT_DROPS = 4, MAX_LOSSES = 20 };
 
@@ -656,7 +651,8 @@ static int variant_of(int index)
 
 /* Each kind of failure by itself, then all of them. Whatever is not dropped ends, with all rows
  * that it must have; without drops the sums are those of the lengths. */
-START_TEST(failures_are_survived)
+LOOP_OF(random, failures_are_survived, 0,
+        (MAX_IN_FLIGHT * VARIANTS / 3 + DRAFTED_VARIANTS + CROSS_VARIANTS))
 {
     static const unsigned kinds[] = {LOSSES, DROPS, FLIGHT_DROPS, LOSSES | DROPS | FLIGHT_DROPS};
     int64_t deep = 0, ends = 0;
@@ -685,37 +681,11 @@ START_TEST(failures_are_survived)
     ck_assert_int_gt(deep, 0);
     ck_assert_int_gt(ends, 0);
 }
-END_TEST
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("scheduler_flight");
-    TCase *core = tcase_create("core");
-    tcase_add_checked_fixture(core, set_up_flight, tear_down);
-    tcase_add_loop_test(core, no_more_steps_than_allowed_are_in_flight, 0, MAX_IN_FLIGHT + 1);
-    suite_add_tcase(s, core);
-    TCase *losses = tcase_create("losses");
-    tcase_add_checked_fixture(losses, set_up_flight, tear_down);
-    suite_add_tcase(s, losses);
-    TCase *drops = tcase_create("drops");
-    tcase_add_checked_fixture(drops, set_up_flight, tear_down);
-    tcase_add_loop_test(drops, without_steps_in_flight_nobody_is_dropped, 0, 2);
-    tcase_add_loop_test(drops, a_retracted_request_of_failed_steps_is_dropped, 0, 2);
-    tcase_add_loop_test(drops, failed_steps_leave_nothing_in_the_prefix_cache, 0, 2);
-    suite_add_tcase(s, drops);
-    TCase *random = tcase_create("random");
-    tcase_add_checked_fixture(random, set_up_flight, tear_down);
-    tcase_add_loop_test(random, steps_do_not_depend_on_how_many_are_in_flight, 0,
-                        VARIANTS + DRAFTED_VARIANTS);
-    tcase_add_loop_test(random, failures_are_survived, 0,
-                        MAX_IN_FLIGHT * VARIANTS / 3 + DRAFTED_VARIANTS + CROSS_VARIANTS);
-    suite_add_tcase(s, random);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(core, .set_up = set_up_flight, .tear_down = tear_down);
+GROUP(losses, .set_up = set_up_flight, .tear_down = tear_down);
+GROUP(drops, .set_up = set_up_flight, .tear_down = tear_down);
+GROUP(random, .set_up = set_up_flight, .tear_down = tear_down);
+TESTS("scheduler_flight");

@@ -194,7 +194,7 @@ static void set_kind(int kind)
         add_to_source(14 + i % 5, 6 + i % 3, i % 4 == 3 ? "abx" : "abc");
 }
 
-START_TEST(each_allocation_is_refused_once)
+LOOP_OF(memory, each_allocation_is_refused_once, 0, 4)
 {
     bool refused = true;
     int made = 0;
@@ -221,19 +221,6 @@ START_TEST(each_allocation_is_refused_once)
     }
     ck_assert_int_gt(made, 0);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("scheduler_memory");
-    TCase *memory_case = tcase_create("memory");
-    tcase_add_checked_fixture(memory_case, set_up, tear_down);
-    tcase_add_loop_test(memory_case, each_allocation_is_refused_once, 0, 4);
-    suite_add_tcase(s, memory_case);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(memory, .set_up = set_up, .tear_down = tear_down);
+TESTS("scheduler_memory");

@@ -351,14 +351,7 @@ TEST_OF(errors, wrong_models)
     refuse_model(&model, ATTN_INVALID_ARGUMENT, "model: struct_size is 0");
 }
 
-int main(void)
-{
-    Suite *suite = suite_create("attnhost_select");
-    TCase *models = tcase_create("models"), *reasons = tcase_create("reasons");
-    TCase *errors = tcase_create("errors"), *cases[] = {models, reasons, errors};
-    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        tcase_add_checked_fixture(cases[c], setup, teardown);
-        suite_add_tcase(suite, cases[c]);
-    }
-    return test_main(suite);
-}
+GROUP(models, .set_up = setup, .tear_down = teardown);
+GROUP(reasons, .set_up = setup, .tear_down = teardown);
+GROUP(errors, .set_up = setup, .tear_down = teardown);
+TESTS("attnhost_select");

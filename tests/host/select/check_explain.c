@@ -489,7 +489,7 @@ static void compare_file(char *text, const char *name)
     free(text);
 }
 
-START_TEST(explain_reads_as_it_did)
+LOOP_OF(texts, explain_reads_as_it_did, 0, NUM_PLATFORMS)
 {
     struct passages passages = {.count = 0};
     char *models_text = NULL;
@@ -505,7 +505,6 @@ START_TEST(explain_reads_as_it_did)
     compare_file(models_text, "models");
     compare_file(print_passages(&passages), platforms[_i]);
 }
-END_TEST
 
 /* ---- Device memory --------------------------------------------------------------------------- */
 
@@ -594,17 +593,4 @@ TEST_OF(choice, no_context_is_made)
     assert_clean();
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("explain");
-    TCase *choice = tcase_create("choice"), *texts = tcase_create("texts");
-    tcase_add_loop_test(texts, explain_reads_as_it_did, 0, NUM_PLATFORMS);
-    suite_add_tcase(made, choice);
-    suite_add_tcase(made, texts);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("explain");

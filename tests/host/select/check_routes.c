@@ -130,7 +130,7 @@ static const struct {
      "(attention.route.2, t.ini:7)"},
 };
 
-START_TEST(refused_at_load)
+LOOP_OF(load, refused_at_load, 0, COUNT(refusals))
 {
     struct scene scene;
     begin(&scene, refusals[_i].keys, NULL, 0);
@@ -139,7 +139,6 @@ START_TEST(refused_at_load)
     ck_assert_msg(strstr(text, refusals[_i].says), "'%s' is not in: %s", refusals[_i].says, text);
     end(&scene);
 }
-END_TEST
 
 /* Each child is asked about what can reach it: backends of one phase do, together. */
 TEST_OF(load, capabilities_unite)
@@ -404,14 +403,13 @@ static void check_phases(int mixed)
     finish_run(&run);
 }
 
-START_TEST(a_trace_under_hybrid_phase)
+LOOP_OF(runs, a_trace_under_hybrid_phase, 0, 2)
 {
     check_phases(_i);
 }
-END_TEST
 
 /* The same by length: each row of the table is met, none fails, and all rows are counted. */
-START_TEST(a_trace_under_routes_by_length)
+LOOP_OF(runs, a_trace_under_routes_by_length, 0, 2)
 {
     static const char *const names[] = {"short", "long_first", "many", "example_rows",
                                         "cpu_native"};
@@ -437,7 +435,6 @@ START_TEST(a_trace_under_routes_by_length)
     ck_assert_str_eq(run.report.choices[0].backend, "routes");
     finish_run(&run);
 }
-END_TEST
 
 /* Between two names of one backend nothing changes but the paths. */
 TEST_OF(runs, routes_do_not_change_bits)
@@ -459,22 +456,4 @@ TEST_OF(runs, routes_do_not_change_bits)
     finish_run(&routed);
 }
 
-#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
-
-static Suite *suite(void)
-{
-    Suite *s = suite_create("routes");
-    TCase *load = tcase_create("load");
-    tcase_add_loop_test(load, refused_at_load, 0, COUNT(refusals));
-    suite_add_tcase(s, load);
-    TCase *runs = tcase_create("runs");
-    tcase_add_loop_test(runs, a_trace_under_hybrid_phase, 0, 2);
-    tcase_add_loop_test(runs, a_trace_under_routes_by_length, 0, 2);
-    suite_add_tcase(s, runs);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("routes");

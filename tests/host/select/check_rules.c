@@ -253,7 +253,7 @@ static const struct {
     {"[backend.b]\ntext\n", {"r.ini:2", "'text' is not understood"}},
 };
 
-START_TEST(a_mistake_is_told_with_its_place)
+LOOP_OF(rules, a_mistake_is_told_with_its_place, 0, COUNT(mistakes))
 {
     struct rules *read = NULL;
     host_error_init(&error);
@@ -265,7 +265,6 @@ START_TEST(a_mistake_is_told_with_its_place)
                       mistakes[_i].words[w], host_error_text(&error));
     ck_assert_ptr_null(read);
 }
-END_TEST
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
@@ -319,18 +318,5 @@ TEST_OF(rules, the_user_may_name_a_file)
     ck_assert_ptr_null(read);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("rules");
-    TCase *tests = tcase_create("rules");
-    tcase_add_unchecked_fixture(tests, setup, teardown);
-    tcase_add_loop_test(tests, a_mistake_is_told_with_its_place, 0,
-                        sizeof mistakes / sizeof *mistakes);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(rules, .set_up_once = setup, .tear_down_once = teardown);
+TESTS("rules");

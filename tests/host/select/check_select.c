@@ -566,7 +566,7 @@ TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
 }
 
 /* All multiprocessors, more than there are, and a processor: nothing is said. */
-START_TEST(without_a_budget_nothing_is_said_of_multiprocessors)
+LOOP_OF(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3)
 {
     static const char *const settings[] = {"simulate = sm90\n", "simulate = sm90\nmax_sms = 132\n",
                                            "simulate = cpu_amx\nmax_sms = 20\n"};
@@ -582,19 +582,5 @@ START_TEST(without_a_budget_nothing_is_said_of_multiprocessors)
     free(text);
     end(&scene);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("select");
-    TCase *choice = tcase_create("choice"), *rest = tcase_create("parts");
-    tcase_add_loop_test(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3);
-    suite_add_tcase(suite, choice);
-    suite_add_tcase(suite, rest);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("select");

@@ -152,13 +152,4 @@ TEST_OF(device, what_is_told_where_neither_serves)
     end();
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("select_device");
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("select_device");

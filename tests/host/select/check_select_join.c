@@ -145,7 +145,7 @@ TEST_OF(join, a_pair_is_a_child)
 }
 
 /* One backend for both kinds; no composite; its name is taken; its name would be too long. */
-START_TEST(what_cannot_be_joined_stays_as_it_was)
+LOOP_OF(join, what_cannot_be_joined_stays_as_it_was, 0, 4)
 {
     static const struct {
         const char *attention;
@@ -174,10 +174,9 @@ START_TEST(what_cannot_be_joined_stays_as_it_was)
     ck_assert_uint_eq(groups, scene.selection->num_groups);
     end(&scene);
 }
-END_TEST
 
 /* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
-START_TEST(expanded_layers_stay_apart)
+LOOP_OF(join, expanded_layers_stay_apart, 0, 2)
 {
     static const char *const files[] = {"hybrid.so", "cpu_native.so", "cpu_linear.so"};
     static const struct {
@@ -212,19 +211,5 @@ START_TEST(expanded_layers_stay_apart)
         end(&scene);
     }
 }
-END_TEST
 
-static Suite *join_suite(void)
-{
-    Suite *suite = suite_create("select_join");
-    TCase *tcase = tcase_create("join");
-    tcase_add_loop_test(tcase, what_cannot_be_joined_stays_as_it_was, 0, 4);
-    tcase_add_loop_test(tcase, expanded_layers_stay_apart, 0, 2);
-    suite_add_tcase(suite, tcase);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(join_suite());
-}
+TESTS("select_join");

@@ -77,7 +77,7 @@ TEST_OF(rows, one_row)
 }
 
 /* All 120 orders of the five rows: the factorial digits of _i pick the next of those left. */
-START_TEST(any_order)
+LOOP_OF(rows, any_order, 0, 120)
 {
     int left[] = {0, 1, 2, 3, 4}, code = _i;
     for (int n = 5; n > 0; n--) {
@@ -88,7 +88,6 @@ START_TEST(any_order)
     }
     expect_digest(FIVE);
 }
-END_TEST
 
 TEST_OF(rows, repetitions_count_once)
 {
@@ -171,17 +170,5 @@ TEST_OF(rows, everything_matters)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("digest");
-    TCase *cases = tcase_create("rows");
-    tcase_add_checked_fixture(cases, set_up, tear_down);
-    tcase_add_loop_test(cases, any_order, 0, 120);
-    suite_add_tcase(suite, cases);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(rows, .set_up = set_up, .tear_down = tear_down);
+TESTS("digest");

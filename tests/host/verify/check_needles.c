@@ -179,7 +179,7 @@ static struct keys seen_from(int32_t layer, int32_t q_head, int64_t position)
 
 /* ---- Tests ----------------------------------------------------------------------------------- */
 
-START_TEST(a_needle_moves_its_row)
+LOOP_OF(needles, a_needle_moves_its_row, 0, (LAYERS * DTYPES))
 {
     const int32_t layer = _i / DTYPES;
     const attn_dtype dtype = dtypes[_i % DTYPES];
@@ -202,19 +202,6 @@ START_TEST(a_needle_moves_its_row)
     ck_assert_int_gt(outside, 0);
     ck_assert_int_lt(outside, needles);
 }
-END_TEST
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("needles");
-    TCase *tests = tcase_create("needles");
-    tcase_add_checked_fixture(tests, set_up, tear_down);
-    tcase_add_loop_test(tests, a_needle_moves_its_row, 0, LAYERS * DTYPES);
-    suite_add_tcase(made, tests);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(needles, .set_up = set_up, .tear_down = tear_down);
+TESTS("needles");

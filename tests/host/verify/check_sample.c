@@ -41,12 +41,11 @@ static int sample_known(int index, uint64_t share)
                       known[index].layer, ldexp((double)share, -53));
 }
 
-START_TEST(known_rows)
+LOOP_OF(rows, known_rows, 0, COUNT(known))
 {
     ck_assert_int_eq(sample_known(_i, known[_i].share), 0);
     ck_assert_int_eq(sample_known(_i, known[_i].share + 1), 1);
 }
-END_TEST
 
 static int count_rows(double rate)
 {
@@ -67,16 +66,4 @@ TEST_OF(rows, counts)
     ck_assert_int_eq(count_rows(1), 2000);
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("sample");
-    TCase *rows = tcase_create("rows");
-    tcase_add_loop_test(rows, known_rows, 0, sizeof known / sizeof *known);
-    suite_add_tcase(suite, rows);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("sample");

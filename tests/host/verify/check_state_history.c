@@ -147,7 +147,7 @@ static uint32_t below(uint32_t bound)
     return (uint32_t)(random_state >> 33) % bound;
 }
 
-START_TEST(any_writes)
+LOOP_OF(places, any_writes, 0, 8)
 {
     random_state = (uint64_t)_i;
     open_history(1 + below(TOKENS));
@@ -158,7 +158,6 @@ START_TEST(any_writes)
     }
     close_history();
 }
-END_TEST
 
 /* ---- Histories as numbers -------------------------------------------------------------------- */
 
@@ -227,17 +226,4 @@ TEST_OF(numbers, equal_sets_are_equal)
     close_history();
 }
 
-static Suite *suite(void)
-{
-    Suite *s = suite_create("state_history");
-    TCase *places = tcase_create("places"), *numbers = tcase_create("numbers");
-    tcase_add_loop_test(places, any_writes, 0, 8);
-    suite_add_tcase(s, places);
-    suite_add_tcase(s, numbers);
-    return s;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("state_history");

@@ -489,7 +489,7 @@ static int fails_at(int32_t layer, int64_t request, int64_t position, int32_t he
 
 /* ---- Right ----------------------------------------------------------------------------------- */
 
-START_TEST(right_outputs_pass)
+LOOP_OF(right, right_outputs_pass, 0, NUM_MODELS)
 {
     set_up_model(models[_i], 1);
     for (int32_t layer = 0; layer < 2; layer++) {
@@ -503,7 +503,6 @@ START_TEST(right_outputs_pass)
     }
     tear_down_model();
 }
-END_TEST
 
 /* An output may be of another type than the operands. */
 TEST_OF(right, output_dtypes)
@@ -543,7 +542,7 @@ static int mistake_fails(int kind, int32_t layer, const struct verify_sequence *
 }
 
 /* One V element of a key that the row sees, any row, any head, any dimension. */
-START_TEST(one_value_changed)
+LOOP_OF(wrong, one_value_changed, 0, 5)
 {
     static const int which[] = {PLAIN, GROUPED, WINDOW, 8, LATENT};
     set_up_model(models[which[_i]], 2);
@@ -558,7 +557,6 @@ START_TEST(one_value_changed)
     }
     tear_down_model();
 }
-END_TEST
 
 /* Rows whose query looks for the key at `offset` after it, and which lies in the prompt. */
 static int mistakes_at_needles(int kind, int64_t offset)
@@ -733,7 +731,7 @@ TEST_OF(rows, only_sampled_rows)
  * beside this one, which has copies of what it reads. */
 enum { BY_ITSELF, TOGETHER, BESIDE, BESIDE_TOGETHER, WAYS };
 
-START_TEST(several_checks)
+LOOP_OF(rows, several_checks, 0, WAYS)
 {
     static char kept[2][sizeof memory];
     struct verifier *verifier;
@@ -766,10 +764,9 @@ START_TEST(several_checks)
     params.beside = false;
     tear_down_model();
 }
-END_TEST
 
 /* What was added, or handed over, and not waited for goes with the verifier. */
-START_TEST(not_all_is_judged)
+LOOP_OF(rows, not_all_is_judged, 0, 3)
 {
     struct verifier *verifier;
     set_up_model(models[TWO_GROUPS], 2);
@@ -786,12 +783,11 @@ START_TEST(not_all_is_judged)
     params.beside = false;
     tear_down_model();
 }
-END_TEST
 
 /* ---- Verifications --------------------------------------------------------------------------- */
 
 /* Every row of a tree or a chain, those that stay and those that are turned down. */
-START_TEST(all_rows_of_a_verification)
+LOOP_OF(drafts, all_rows_of_a_verification, 0, ENCODER)
 {
     set_up_model(models[_i], 2);
     set_step(ATTN_MODE_TARGET_VERIFY, drafted_sequences);
@@ -801,7 +797,6 @@ START_TEST(all_rows_of_a_verification)
     }
     tear_down_model();
 }
-END_TEST
 
 /* This row, and no other, failed; it is named. */
 static void fails_in_tree(int s, int32_t t)
@@ -831,7 +826,7 @@ static void do_wrong_in_tree(int s, int32_t t, const struct mistake *mistake)
 
 /* A row that sees one that is not above it, be it of its own depth or of another; or that is taken
  * for a token of its request. */
-START_TEST(a_wrong_row_of_a_verification)
+LOOP_OF(drafts, a_wrong_row_of_a_verification, 0, 2)
 {
     set_up_model(models[_i ? 6 : GROUPED], 1); /* with distances in scores, and without */
     set_step(ATTN_MODE_TARGET_VERIFY, drafted_sequences);
@@ -854,7 +849,6 @@ START_TEST(a_wrong_row_of_a_verification)
         }
     tear_down_model();
 }
-END_TEST
 
 /* Sampled rows alone, of which some are turned down, by a thread beside this one: the tree is
  * copied with the rest. */
@@ -1140,31 +1134,7 @@ TEST_OF(same, rows_together_or_not)
     tear_down_model();
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("verify");
-    TCase *right = tcase_create("right"), *wrong = tcase_create("wrong");
-    TCase *rows = tcase_create("rows"), *quantised_kv = tcase_create("quantised");
-    TCase *same_result = tcase_create("same"), *drafts = tcase_create("drafts");
-    tcase_set_tags(wrong, "long");
-    tcase_set_tags(same_result, "long");
-    tcase_add_loop_test(right, right_outputs_pass, 0, NUM_MODELS);
-    tcase_add_loop_test(wrong, one_value_changed, 0, 5);
-    tcase_add_loop_test(rows, several_checks, 0, WAYS);
-    tcase_add_loop_test(rows, not_all_is_judged, 0, 3);
-    tcase_add_loop_test(drafts, all_rows_of_a_verification, 0, ENCODER);
-    tcase_add_loop_test(drafts, all_rows_of_a_verification, LATENT, NUM_MODELS);
-    tcase_add_loop_test(drafts, a_wrong_row_of_a_verification, 0, 2);
-    suite_add_tcase(suite, right);
-    suite_add_tcase(suite, wrong);
-    suite_add_tcase(suite, rows);
-    suite_add_tcase(suite, drafts);
-    suite_add_tcase(suite, quantised_kv);
-    suite_add_tcase(suite, same_result);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+ENTER_TEST(drafts, all_rows_of_a_verification, LATENT, NUM_MODELS);
+GROUP(wrong, .tags = "long");
+GROUP(same, .tags = "long");
+TESTS("verify");

@@ -137,7 +137,7 @@ static const int64_t whole_step[][3] = {{1, 8, 12}, {0, 0, 37}, {2, 0, 9}};
 
 /* ---- Right ----------------------------------------------------------------------------------- */
 
-START_TEST(right_outputs_pass)
+LOOP_OF(right, right_outputs_pass, 0, RUN_MODELS)
 {
     set_up(_i, 2);
     for (int32_t layer = 0; layer < RUN_LAYERS; layer++) {
@@ -155,11 +155,10 @@ START_TEST(right_outputs_pass)
     }
     linear_run_finish();
 }
-END_TEST
 
 /* A run: chunks of the prompt, then token by token. Each row is replayed once, and what is not
  * sampled is caught up with. */
-START_TEST(a_run_goes_on)
+LOOP_OF(right, a_run_goes_on, 0, RUN_MODELS)
 {
     set_up(_i, 2);
     struct linear_verifier *verifier = create();
@@ -184,10 +183,9 @@ START_TEST(a_run_goes_on)
     linear_verifier_destroy(verifier);
     linear_run_finish();
 }
-END_TEST
 
 /* Going back is starting again. */
-START_TEST(earlier_positions)
+LOOP_OF(right, earlier_positions, 0, RUN_MODELS)
 {
     static const int64_t rows[][3] = {{0, 30, 4}};
     set_up(_i, 1);
@@ -204,7 +202,6 @@ START_TEST(earlier_positions)
     linear_verifier_destroy(verifier);
     linear_run_finish();
 }
-END_TEST
 
 /* ---- Wrong ----------------------------------------------------------------------------------- */
 
@@ -219,7 +216,7 @@ static void names(const struct verify_result *result, int64_t request, int64_t p
                   result->first_failure, text);
 }
 
-START_TEST(one_element)
+LOOP_OF(wrong, one_element, 0, RUN_MODELS)
 {
     set_up(_i, 2);
     int32_t head = run.group->linear->num_v_heads - 1,
@@ -246,7 +243,6 @@ START_TEST(one_element)
     }
     linear_run_finish();
 }
-END_TEST
 
 /* Rows of a sequence that went on from another state than its own. */
 static struct verify_result judge_from(const reference_states *before, int64_t first)
@@ -261,7 +257,7 @@ static struct verify_result judge_from(const reference_states *before, int64_t f
 
 /* A lost prefix, the state of another request, one token left out: the rows from 12 to 24 tokens
  * later show it, in the heads that remember. */
-START_TEST(wrong_states)
+LOOP_OF(wrong, wrong_states, 0, RUN_MODELS)
 {
     set_up(_i, 1);
     compute_all(0);
@@ -280,7 +276,6 @@ START_TEST(wrong_states)
     forward_destroy(less);
     linear_run_finish();
 }
-END_TEST
 
 /* ---- Rounded states -------------------------------------------------------------------------- */
 
@@ -408,7 +403,7 @@ static const int64_t chunks[] = {16, 45, 64, 151};
 
 /* Hundreds of tokens and as many roundings, of outputs that are rounded or not; but only where the
  * verifier knows of them. */
-START_TEST(rounded_for_long)
+LOOP_OF(rounded, rounded_for_long, 0, 8)
 {
     attn_dtype out_dtype = _i % 3 ? ATTN_BF16 : ATTN_F32;
     int64_t chunk = chunks[_i / 2 % 4];
@@ -421,10 +416,9 @@ START_TEST(rounded_for_long)
     ck_assert_int_ge(failed.before, 15);
     linear_run_finish();
 }
-END_TEST
 
 /* What is not rounding still shows, in the rows after it. */
-START_TEST(wrong_among_roundings)
+LOOP_OF(rounded, wrong_among_roundings, 0, 2 * (NUM_FAULTS - 1))
 {
     enum fault fault = (enum fault)(1 + _i % (NUM_FAULTS - 1));
     set_up(RUN_MODELS + _i / (NUM_FAULTS - 1), 1);
@@ -438,7 +432,6 @@ START_TEST(wrong_among_roundings)
     }
     linear_run_finish();
 }
-END_TEST
 
 /* A request that is computed anew stores its state elsewhere: what was replayed is of no use, and
  * the rows are judged as by a verifier that has not seen it. */
@@ -572,7 +565,7 @@ static void sample_one(int32_t row)
 
 /* Drafts that are turned down are replayed from the last row that stays, which what comes after
  * goes on from, too: each row once. */
-START_TEST(drafts_that_are_turned_down)
+LOOP_OF(drafts, drafts_that_are_turned_down, 0, RUN_MODELS)
 {
     set_up(_i, 2);
     struct linear_verifier *verifier = create();
@@ -600,11 +593,10 @@ START_TEST(drafts_that_are_turned_down)
     linear_verifier_destroy(verifier);
     linear_run_finish();
 }
-END_TEST
 
 /* A draft that is computed as a token that is generated; an element of one; a state that is not
  * that of the row before. */
-START_TEST(wrong_drafts)
+LOOP_OF(drafts, wrong_drafts, 0, RUN_MODELS)
 {
     set_up(_i, 1);
     struct linear_verifier *verifier = create();
@@ -635,7 +627,6 @@ START_TEST(wrong_drafts)
     linear_verifier_destroy(verifier);
     linear_run_finish();
 }
-END_TEST
 
 /* ---- Same result, however it is computed ----------------------------------------------------- */
 
@@ -665,7 +656,7 @@ static struct verify_result run_all(struct linear_verifier *verifier)
     return result;
 }
 
-START_TEST(bounded_memory)
+LOOP_OF(same, bounded_memory, 0, RUN_MODELS)
 {
     set_up(_i, 2);
     compute_all(0);
@@ -697,7 +688,6 @@ START_TEST(bounded_memory)
     }
     linear_run_finish();
 }
-END_TEST
 
 /* A request twice in a step is replayed for each, the second from where the first came to. */
 TEST_OF(same, one_request_twice)
@@ -722,7 +712,7 @@ TEST_OF(same, one_request_twice)
     linear_run_finish();
 }
 
-START_TEST(any_number_of_threads)
+LOOP_OF(same, any_number_of_threads, 0, RUN_MODELS)
 {
     set_up(_i, 1);
     compute_all(0);
@@ -743,7 +733,6 @@ START_TEST(any_number_of_threads)
     }
     linear_run_finish();
 }
-END_TEST
 
 TEST_OF(wrong, refusals)
 {
@@ -764,32 +753,4 @@ TEST_OF(wrong, refusals)
     linear_run_finish();
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("verify_linear");
-    TCase *right = tcase_create("right");
-    TCase *wrong = tcase_create("wrong"), *same_result = tcase_create("same");
-    TCase *rounded = tcase_create("rounded"), *drafts = tcase_create("drafts");
-    tcase_add_loop_test(right, right_outputs_pass, 0, RUN_MODELS);
-    tcase_add_loop_test(right, a_run_goes_on, 0, RUN_MODELS);
-    tcase_add_loop_test(right, earlier_positions, 0, RUN_MODELS);
-    tcase_add_loop_test(wrong, one_element, 0, RUN_MODELS);
-    tcase_add_loop_test(wrong, wrong_states, 0, RUN_MODELS);
-    tcase_add_loop_test(drafts, drafts_that_are_turned_down, 0, RUN_MODELS);
-    tcase_add_loop_test(drafts, wrong_drafts, 0, RUN_MODELS);
-    tcase_add_loop_test(rounded, rounded_for_long, 0, 8);
-    tcase_add_loop_test(rounded, wrong_among_roundings, 0, 2 * (NUM_FAULTS - 1));
-    tcase_add_loop_test(same_result, bounded_memory, 0, RUN_MODELS);
-    tcase_add_loop_test(same_result, any_number_of_threads, 0, RUN_MODELS);
-    suite_add_tcase(made, right);
-    suite_add_tcase(made, wrong);
-    suite_add_tcase(made, drafts);
-    suite_add_tcase(made, rounded);
-    suite_add_tcase(made, same_result);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("verify_linear");

@@ -524,22 +524,7 @@ TEST_OF(limits, bad_arguments)
     }
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("generator");
-    TCase *raw = tcase_create("raw"), *needles = tcase_create("needles");
-    TCase *tensors = tcase_create("tensors"), *limits = tcase_create("limits");
-    tcase_add_checked_fixture(raw, set_up, tear_down);
-    tcase_add_checked_fixture(needles, set_up, tear_down);
-    tcase_add_checked_fixture(tensors, set_up, tear_down);
-    suite_add_tcase(suite, raw);
-    suite_add_tcase(suite, needles);
-    suite_add_tcase(suite, tensors);
-    suite_add_tcase(suite, limits);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(raw, .set_up = set_up, .tear_down = tear_down);
+GROUP(needles, .set_up = set_up, .tear_down = tear_down);
+GROUP(tensors, .set_up = set_up, .tear_down = tear_down);
+TESTS("generator");

@@ -97,7 +97,7 @@ static double expected(uint32_t role, int64_t element, int n, double rate)
     }
 }
 
-START_TEST(rows_as_defined)
+LOOP_OF(generator_linear, rows_as_defined, 0, CASES)
 {
     int different = 0;
     set_case(_i);
@@ -115,7 +115,6 @@ START_TEST(rows_as_defined)
     }
     ck_assert_int_eq(different, 0);
 }
-END_TEST
 
 /* Which operands there are, how wide, and which a run gives. */
 TEST_OF(generator_linear, shapes)
@@ -180,7 +179,7 @@ TEST_OF(generator_linear, shapes)
 /* ---- Exactness ------------------------------------------------------------------------------- */
 
 /* Every narrower dtype holds the same numbers, and zero is +0. */
-START_TEST(exact_in_every_dtype)
+LOOP_OF(generator_linear, exact_in_every_dtype, 0, CASES)
 {
     static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16, ATTN_F16};
     int negative_zeros = 0;
@@ -213,10 +212,9 @@ START_TEST(exact_in_every_dtype)
                     (double)out[n]);
     }
 }
-END_TEST
 
 /* Any part of a row is the same as that part of the whole, and nothing next to it is written. */
-START_TEST(parts_of_rows)
+LOOP_OF(generator_linear, parts_of_rows, 0, CASES)
 {
     static const attn_dtype dtypes[] = {ATTN_F64, ATTN_F32, ATTN_BF16};
     set_case(_i);
@@ -236,11 +234,10 @@ START_TEST(parts_of_rows)
                 }
         }
 }
-END_TEST
 
 /* ---- What differs and what does not ---------------------------------------------------------- */
 
-START_TEST(functions_of_their_arguments)
+LOOP_OF(generator_linear, functions_of_their_arguments, 0, CASES)
 {
     set_case(_i);
     for (int r = 0; r < ROW_ROLES; r++) {
@@ -265,9 +262,8 @@ START_TEST(functions_of_their_arguments)
             ck_assert(!same(one, one + h * (count / 6), count / 6));
     }
 }
-END_TEST
 
-START_TEST(constants_differ_by_layer_and_seed)
+LOOP_OF(generator_linear, constants_differ_by_layer_and_seed, 0, CASES)
 {
     set_case(_i);
     for (int r = 0; r < CONSTANT_ROLES; r++) {
@@ -295,12 +291,11 @@ START_TEST(constants_differ_by_layer_and_seed)
                          dims.family != ATTN_LINEAR_LIGHTNING || role != ATTN_ROLE_A_LOG);
     }
 }
-END_TEST
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 
 /* The rates of a layer's heads are those from 1e-4 to 0.69, in some order. */
-START_TEST(rates_are_spread)
+LOOP_OF(generator_linear, rates_are_spread, 0, CASES)
 {
     set_case(_i);
     if (dims.family == ATTN_LINEAR_LIGHTNING)
@@ -319,7 +314,6 @@ START_TEST(rates_are_spread)
         ck_assert_double_eq_tol(most, 0.69, 1e-9);
     }
 }
-END_TEST
 
 /* A_log of lightning attention, as build_slope_tensor() and the layer's factor of MiniMax-Text-01's
  * code yield it, computed by them: 64 heads in 80 layers, and 6 heads, no power of two, in 3. */
@@ -393,7 +387,7 @@ static void decays_are_about_the_rate(void)
     }
 }
 
-START_TEST(decays)
+LOOP_OF(generator_linear, decays, 0, CASES)
 {
     set_case(_i);
     if (dims.family == ATTN_LINEAR_SHORT_CONV)
@@ -406,10 +400,9 @@ START_TEST(decays)
     dims.lower_bound = dims.family == ATTN_LINEAR_KDA ? -5 : 0;
     decays_are_about_the_rate();
 }
-END_TEST
 
 /* beta in (0, 1), keys that are not normalised not longer than 1, taps of order 1/2. */
-START_TEST(sizes)
+LOOP_OF(generator_linear, sizes, 0, CASES)
 {
     set_case(_i);
     bool raw = dims.flags & ATTN_LINEAR_RAW_GATES;
@@ -439,7 +432,6 @@ START_TEST(sizes)
     ck_assert_double_gt(sum / (double)count, 0.4);
     ck_assert_double_lt(sum / (double)count, 0.6);
 }
-END_TEST
 
 /* The widest heads there are stay within fp16's normal numbers. */
 TEST_OF(generator_linear, wide_keys_in_half_precision)
@@ -455,23 +447,4 @@ TEST_OF(generator_linear, wide_keys_in_half_precision)
         ck_assert_double_eq(dtype_fp16_value(bits[n]), out[n]);
 }
 
-static Suite *suite(void)
-{
-    Suite *made = suite_create("generator_linear");
-    TCase *tcase = tcase_create("generator_linear");
-    tcase_add_loop_test(tcase, rows_as_defined, 0, CASES);
-    tcase_add_loop_test(tcase, exact_in_every_dtype, 0, CASES);
-    tcase_add_loop_test(tcase, parts_of_rows, 0, CASES);
-    tcase_add_loop_test(tcase, functions_of_their_arguments, 0, CASES);
-    tcase_add_loop_test(tcase, constants_differ_by_layer_and_seed, 0, CASES);
-    tcase_add_loop_test(tcase, rates_are_spread, 0, CASES);
-    tcase_add_loop_test(tcase, decays, 0, CASES);
-    tcase_add_loop_test(tcase, sizes, 0, CASES);
-    suite_add_tcase(made, tcase);
-    return made;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+TESTS("generator_linear");

@@ -211,14 +211,13 @@ static const struct {
      "hash_ids", "9007199254740992", "9007199254740991"},
 };
 
-START_TEST(mooncake_errors)
+LOOP_OF(bad, mooncake_errors, 0, COUNT(broken_mooncake))
 {
     char text[512];
     snprintf(text, sizeof text, "%s%s\n", ROW_1, broken_mooncake[_i].line);
     EXPECT_ERROR(text, TRACE_FORMAT_MOONCAKE, ":2: ", broken_mooncake[_i].field,
                  broken_mooncake[_i].got, broken_mooncake[_i].accepted);
 }
-END_TEST
 
 /* ---- What lines of JSON may say -------------------------------------------------------------- */
 
@@ -249,7 +248,7 @@ static const struct {
     {LINE("\"timestamp\": 0, \"chat_id\": 0, \"hash_ids\": [1]"), 0, 512},
 };
 
-START_TEST(block_size_is_found)
+LOOP_OF(good, block_size_is_found, 0, COUNT(block_sizes))
 {
     write_bytes(block_sizes[_i].lines, strlen(block_sizes[_i].lines));
     attn_status status =
@@ -257,7 +256,6 @@ START_TEST(block_size_is_found)
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
     ck_assert_int_eq(trace.block_tokens, block_sizes[_i].block_tokens);
 }
-END_TEST
 
 TEST_OF(bad, block_sizes_that_disagree)
 {
@@ -397,7 +395,7 @@ static const struct {
     {"2024-05-10 00:00:00Z", "2024-05-10 00:00:00-01:30", INT64_C(5400000000)},
 };
 
-START_TEST(azure_timestamps)
+LOOP_OF(good, azure_timestamps, 0, COUNT(spans))
 {
     char text[256];
     snprintf(text, sizeof text, HEADER "%s,1,1\n%s,2,1\n", spans[_i].from, spans[_i].to);
@@ -405,7 +403,6 @@ START_TEST(azure_timestamps)
     ck_assert_int_eq(trace.requests[0].input_length, 1);
     ck_assert_int_eq(trace.requests[1].arrival_us, spans[_i].microseconds);
 }
-END_TEST
 
 TEST_OF(bad, azure_header_errors)
 {
@@ -441,13 +438,12 @@ static const struct {
     {"2023-11-16 18:15,5,4", "TIMESTAMP", "18:15"},
 };
 
-START_TEST(azure_errors)
+LOOP_OF(bad, azure_errors, 0, COUNT(broken_azure))
 {
     char text[256];
     snprintf(text, sizeof text, HEADER "2023-11-16 18:15:46,1,1\r\n%s\r\n", broken_azure[_i].line);
     EXPECT_ERROR(text, TRACE_FORMAT_AUTO, ":3: ", broken_azure[_i].field, broken_azure[_i].got);
 }
-END_TEST
 
 /* ---- Files ----------------------------------------------------------------------------------- */
 
@@ -539,7 +535,7 @@ static bool is_short(const void *ctx, const trace_request *request)
 }
 
 /* Nothing is read beyond the last request that counts: what is broken there is not seen. */
-START_TEST(beginning_of_a_file)
+LOOP_OF(bad, beginning_of_a_file, 0, 4)
 {
     static const char lines[] =
         MOONCAKE_LINE(30, 10) MOONCAKE_LINE(10, 2000) MOONCAKE_LINE(20, 11) "broken\n";
@@ -560,7 +556,6 @@ START_TEST(beginning_of_a_file)
     ck_assert_int_eq(trace.num_requests, cases[_i].requests);
     ck_assert_int_eq(trace.requests[trace.num_requests - 1].line, cases[_i].last_line);
 }
-END_TEST
 
 TEST_OF(bad, more_than_a_file_has)
 {
@@ -596,25 +591,8 @@ TEST_OF(bad, endless_line)
     expect_error(TRACE_FORMAT_AUTO, ":1: ", (const char *[]){"16777216 bytes", NULL});
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("trace");
-    TCase *good = tcase_create("good"), *bad = tcase_create("bad");
-    tcase_add_unchecked_fixture(good, make_file, remove_file);
-    tcase_add_unchecked_fixture(bad, make_file, remove_file);
-    tcase_add_checked_fixture(good, set_up, tear_down);
-    tcase_add_checked_fixture(bad, set_up, tear_down);
-    tcase_add_loop_test(good, block_size_is_found, 0, sizeof block_sizes / sizeof *block_sizes);
-    tcase_add_loop_test(good, azure_timestamps, 0, sizeof spans / sizeof *spans);
-    tcase_add_loop_test(bad, mooncake_errors, 0, sizeof broken_mooncake / sizeof *broken_mooncake);
-    tcase_add_loop_test(bad, azure_errors, 0, sizeof broken_azure / sizeof *broken_azure);
-    tcase_add_loop_test(bad, beginning_of_a_file, 0, 4);
-    suite_add_tcase(suite, good);
-    suite_add_tcase(suite, bad);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(good, .set_up_once = make_file, .tear_down_once = remove_file, .set_up = set_up,
+      .tear_down = tear_down);
+GROUP(bad, .set_up_once = make_file, .tear_down_once = remove_file, .set_up = set_up,
+      .tear_down = tear_down);
+TESTS("trace");

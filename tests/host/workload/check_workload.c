@@ -77,7 +77,7 @@ static const struct {
     {0.001, 1999, 1, 1, 1, 1},      {1e-300, 5, 5, 1, 1, 1},
 };
 
-START_TEST(lengths_are_scaled)
+LOOP_OF(tokens, lengths_are_scaled, 0, COUNT(scalings))
 {
     trace_request request = make_request(scalings[_i].input, scalings[_i].output, NULL);
     make_workload(&request, 1, scalings[_i].scale);
@@ -85,7 +85,6 @@ START_TEST(lengths_are_scaled)
     ck_assert_int_eq(workload.requests[0].output_length, scalings[_i].scaled_output);
     ck_assert_int_eq(workload.block_size, scalings[_i].block);
 }
-END_TEST
 
 TEST_OF(tokens, sums)
 {
@@ -250,7 +249,7 @@ static int64_t random_below(int64_t count)
     return (int64_t)(random_state >> 8) % count;
 }
 
-START_TEST(hits_by_rule_and_by_tokens)
+LOOP_OF(hits, hits_by_rule_and_by_tokens, 0, 40)
 {
     static const double scales[] = {1, 0.1, 0.02, 0.0039};
     int64_t ids[12][4], total = 0;
@@ -272,7 +271,6 @@ START_TEST(hits_by_rule_and_by_tokens)
         }
     ck_assert_int_gt(total, 0);
 }
-END_TEST
 
 /* ---- Limits ---------------------------------------------------------------------------------- */
 
@@ -414,23 +412,7 @@ TEST_OF(limits, bad_arguments)
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "max_requests: got -1"));
 }
 
-static Suite *suite(void)
-{
-    Suite *suite = suite_create("workload");
-    TCase *tokens = tcase_create("tokens"), *hits = tcase_create("hits");
-    TCase *limits = tcase_create("limits");
-    tcase_add_checked_fixture(tokens, set_up, tear_down);
-    tcase_add_checked_fixture(hits, set_up, tear_down);
-    tcase_add_checked_fixture(limits, set_up, tear_down);
-    tcase_add_loop_test(tokens, lengths_are_scaled, 0, sizeof scalings / sizeof *scalings);
-    tcase_add_loop_test(hits, hits_by_rule_and_by_tokens, 0, 40);
-    suite_add_tcase(suite, tokens);
-    suite_add_tcase(suite, hits);
-    suite_add_tcase(suite, limits);
-    return suite;
-}
-
-int main(void)
-{
-    return test_main(suite());
-}
+GROUP(tokens, .set_up = set_up, .tear_down = tear_down);
+GROUP(hits, .set_up = set_up, .tear_down = tear_down);
+GROUP(limits, .set_up = set_up, .tear_down = tear_down);
+TESTS("workload");
