@@ -299,11 +299,12 @@ DEVICE void label_queries(const u32 (&a)[2][4 * width][4], const label_shared<wi
     label_keep(a[1]);
 }
 
+/* Of 1 to `most` queries: of a group of one, too, whose neighbours are longer. */
 template <int width, int most>
 DEVICE void label_several(const u32 (&a)[2][4 * width][4], const label_shared<width> &m,
                           const label_output &out, int count, float scale, int j, int lane)
 {
-    if constexpr (most > 2)
+    if constexpr (most > 1)
         if (count < most) {
             label_several<width, most - 1>(a, m, out, count, scale, j, lane);
             return;
