@@ -89,7 +89,8 @@ static void count_sequence(const struct bench_shape *shape, int32_t s, struct be
     count->seen_keys += seen[0] + seen[1];
 }
 
-/* What the indexer adds to attention, which reads chosen latents alone: no more than are seen. */
+/* What the indexer adds to attention, which reads chosen latents alone: no more than are seen. The choice is read, or
+ * written for its own sake. */
 static void count_sparse(const struct bench_shape *shape, struct bench_count *count)
 {
     const struct widths widths = widths_of(shape);
@@ -99,10 +100,12 @@ static void count_sparse(const struct bench_shape *shape, struct bench_count *co
     int64_t most = count->seen_keys < count->chosen ? count->seen_keys : count->chosen;
     count->bytes -= (double)(count->seen_keys - most) * cached_bytes(shape, widths.keys);
     count->flop = 2 * widths.pair * (double)count->chosen;
-    if (shape->given) {
+    if (shape->choice == BENCH_CHOICE_ALONE)
+        count->flop = count->bytes = 0;
+    if (shape->choice != BENCH_CHOICE_COMPUTED)
         count->bytes += (double)count->chosen * sizeof(int32_t);
+    if (shape->choice == BENCH_CHOICE_GIVEN)
         return;
-    }
     count->flop += 2 * index * (double)count->pairs;
     count->bytes += (double)count->seen_keys * label +
                     (double)count->tokens * (index * attn_dtype_size(shape->label_dtype) +

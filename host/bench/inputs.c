@@ -295,11 +295,12 @@ static void add_choice(struct bench_inputs *inputs)
                                                .shape = {tokens}});
 }
 
-/* The indexer has no part in a call whose choice is given. */
+/* The indexer has no part in a call whose choice is given, all else none in a call for the choice alone. */
 static bool is_left_out(const struct bench_shape *shape, uint32_t role)
 {
-    return shape->given && (role == ATTN_ROLE_INDEX_Q || role == ATTN_ROLE_INDEX_WEIGHTS ||
-                            role == ATTN_ROLE_INDEX_K);
+    bool index =
+        role == ATTN_ROLE_INDEX_Q || role == ATTN_ROLE_INDEX_WEIGHTS || role == ATTN_ROLE_INDEX_K;
+    return shape->choice == (index ? BENCH_CHOICE_GIVEN : BENCH_CHOICE_ALONE);
 }
 
 /* Rows, the output, the choice, then what is stored. Layouts differ in the order of elements alone. */
@@ -933,8 +934,9 @@ static attn_status fill_choice(const struct bench_inputs *inputs, uint32_t o, ui
 
 static bool is_given_choice(const struct bench_inputs *inputs, uint32_t o)
 {
-    return inputs->shape.given && (inputs->list[o].role == ATTN_ROLE_SPARSE_INDICES ||
-                                   inputs->list[o].role == ATTN_ROLE_SPARSE_COUNT);
+    return inputs->shape.choice == BENCH_CHOICE_GIVEN &&
+           (inputs->list[o].role == ATTN_ROLE_SPARSE_INDICES ||
+            inputs->list[o].role == ATTN_ROLE_SPARSE_COUNT);
 }
 
 static attn_status fill_copies(const struct bench_inputs *inputs, uint64_t seed,

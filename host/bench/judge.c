@@ -40,7 +40,8 @@ attn_status bench_judge_poison(const struct bench_inputs *inputs, attn_stream st
         const struct bench_operand *operand = &inputs->list[o];
         bool chosen =
             operand->role == ATTN_ROLE_SPARSE_INDICES || operand->role == ATTN_ROLE_SPARSE_COUNT;
-        if (operand->role == ATTN_ROLE_OUT || (chosen && !inputs->shape.given))
+        if (operand->role == ATTN_ROLE_OUT ||
+            (chosen && inputs->shape.choice != BENCH_CHOICE_GIVEN))
             status = poison(inputs, o, 0, operand->units, stream, error);
         if (operand->unit != BENCH_PER_SLOT)
             continue;
@@ -262,7 +263,7 @@ static attn_status judge_row(struct mirror *mirror, const char *layout,
     attn_status status = ATTN_OK;
     if (call.operands[ATTN_ROLE_INDEX_Q])
         status = judge_choice(mirror, &call, row, s, why, error);
-    if (status != ATTN_OK || why->length > 0)
+    if (status != ATTN_OK || why->length > 0 || !call.operands[ATTN_ROLE_OUT])
         return status;
     take_choice_as_given(&call);
     status = reference_judge_row(&problem.problem, &here->batch, 0, &call.args, options, row, head,
@@ -277,7 +278,7 @@ static attn_status judge_row(struct mirror *mirror, const char *layout,
 /* What a key of a row costs, in keys of attention. */
 static int key_cost(const struct bench_shape *shape)
 {
-    if (shape->kind == BENCH_SPARSE && !shape->given)
+    if (shape->kind == BENCH_SPARSE && shape->choice != BENCH_CHOICE_GIVEN)
         return INDEX_KEYS;
     return bench_shape_is_latent(shape) ? LATENT_KEYS : 1;
 }

@@ -61,7 +61,10 @@ static const struct word layer_kinds[] = {{"softmax", BENCH_SOFTMAX},
                                           {NULL, 0}};
 static const struct word forms[] = {
     {"absorbed", ATTN_MLA_ABSORBED}, {"expanded", ATTN_MLA_EXPANDED}, {NULL, 0}};
-static const struct word choices[] = {{"computed", 0}, {"given", 1}, {NULL, 0}};
+static const struct word choices[] = {{"computed", BENCH_CHOICE_COMPUTED},
+                                      {"given", BENCH_CHOICE_GIVEN},
+                                      {"alone", BENCH_CHOICE_ALONE},
+                                      {NULL, 0}};
 static const struct word gate_forms[] = {{"raw", 1}, {"computed", 0}, {NULL, 0}};
 static const struct word modes[] = {{"decode", ATTN_MODE_DECODE},
                                     {"extend", ATTN_MODE_EXTEND},
@@ -157,8 +160,9 @@ static const struct key keys[] = {
         "elements of a key's label and of a head of the indexer"),
     KEY("label_dtype", SPARSE, KIND_DTYPE, label_dtype, 0, 0, NULL,
         "dtype of labels and of the indexer's queries: f32, f16, bf16 or fp8_e4m3"),
-    KEY("choice", SPARSE, KIND_WORD, given, 0, 0, choices,
-        "choice of keys: computed by the indexer, or given, to measure attention only"),
+    KEY("choice", SPARSE, KIND_WORD, choice, 0, 0, choices,
+        "choice of keys: computed by the indexer; given, to measure attention only; or alone, "
+        "without attention"),
     KEY("k_heads", RECURRENT, KIND_INT, k_heads, 1, MAX_DIM, NULL,
         "heads of q and k; for mamba2, groups"),
     KEY("v_heads", LINEAR, KIND_INT, v_heads, 1, MAX_DIM, NULL,
@@ -685,8 +689,9 @@ static attn_status check_sparse(const struct parsing *p, const struct bench_shap
                           "label_dtype = %s with label_dim = %d: accepted f32, f16, bf16, or "
                           "fp8_e4m3 with a multiple of 4",
                           dtype_name(shape->label_dtype), shape->label_dim);
-    if (shape->given && shape->new_kv == BENCH_NEW_KV_ARGS)
-        return fail_shape(p, "choice = given with new_kv = args: accepted saved, cached");
+    if (shape->choice != BENCH_CHOICE_COMPUTED && shape->new_kv == BENCH_NEW_KV_ARGS)
+        return fail_shape(p, "choice = %s with new_kv = args: accepted saved, cached",
+                          word_of(choices, shape->choice));
     return ATTN_OK;
 }
 
@@ -964,11 +969,11 @@ static void append_unusual(const struct bench_shape *shape, strbuf *text)
 static void append_sparse(const struct bench_shape *shape, strbuf *text)
 {
     strbuf_appendf(text, " top%d", shape->top_k);
-    if (shape->given)
-        strbuf_append(text, " given");
-    else
+    if (shape->choice != BENCH_CHOICE_GIVEN)
         strbuf_appendf(text, " of-%dx%d-%s", shape->index_heads, shape->label_dim,
                        dtype_name(shape->label_dtype));
+    if (shape->choice != BENCH_CHOICE_COMPUTED)
+        strbuf_appendf(text, " %s", word_of(choices, shape->choice));
 }
 
 /* Heads and dimensions; of a recurrence also what its state is. */

@@ -59,6 +59,13 @@ enum {
     BENCH_NEW_KV_CACHED = 2, /* k and v are absent: they lie in the cache already */
 };
 
+/* bench_shape.choice, of a sparse layer's keys. */
+enum {
+    BENCH_CHOICE_COMPUTED = 0,
+    BENCH_CHOICE_GIVEN = 1, /* attention only */
+    BENCH_CHOICE_ALONE = 2, /* labels and choice, no attention */
+};
+
 /* A batch of one layer. */
 struct bench_shape {
     int32_t kind; /* BENCH_* */
@@ -90,7 +97,7 @@ struct bench_shape {
     /* Sparse ones. */
     int32_t top_k, index_heads, label_dim;
     attn_dtype label_dtype; /* of the label cache and of the indexer's queries */
-    int32_t given;          /* the choice: 1 = given, 0 = computed */
+    int32_t choice;         /* BENCH_CHOICE_* */
     /* Recurrent layers; short convolutions have no keys. */
     int32_t k_heads, v_heads, head_k_dim, head_v_dim;
     int32_t conv_width;     /* 0 = none */

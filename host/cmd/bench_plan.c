@@ -149,8 +149,8 @@ static void latent_base(const struct plan *plan, const attn_layer_group *group,
     if (!group->sparse)
         return;
     base->top_k = group->sparse->top_k;
-    base->given = group->sparse->index_heads == 0;
-    base->index_heads = base->given ? 1 : group->sparse->index_heads;
+    base->choice = group->sparse->index_heads == 0 ? BENCH_CHOICE_GIVEN : BENCH_CHOICE_COMPUTED;
+    base->index_heads = group->sparse->index_heads > 0 ? group->sparse->index_heads : 1;
     base->label_dim = group->sparse->label_dim;
     base->label_dtype = group->sparse->label_dtype;
 }

@@ -180,6 +180,8 @@ static const struct {
                    "layout=latent_fp8,top_k=20,index_heads=3,label_dim=16,label_dtype=bf16"},
     {"cpu_native", "kind=sparse,mode=extend,batch=2,heads=2,kv_lora_rank=32,rope_dim=8,"
                    "nope_dim=16,q_len=9,kv_len=90+30,top_k=20,choice=given"},
+    {"cpu_native", "kind=sparse,batch=2,heads=2,kv_lora_rank=32,rope_dim=8,nope_dim=16,kv_len=90+7,"
+                   "top_k=20,index_heads=3,label_dim=16,choice=alone"},
     {"cpu_linear", "kind=gdn,batch=2,k_heads=1,v_heads=2,head_k_dim=8,head_v_dim=16"},
     {"cpu_linear", "kind=kda,mode=extend,kv_len=90,k_heads=2,v_heads=2,head_k_dim=8,head_v_dim=16,"
                    "state_dtype=bf16"},
@@ -249,7 +251,8 @@ LOOP_OF(inputs, test_judge, 0, NUM_JUDGED)
         const struct bench_operand *operand = &inputs->list[o];
         bool is_choice =
             operand->role == ATTN_ROLE_SPARSE_INDICES || operand->role == ATTN_ROLE_SPARSE_COUNT;
-        bool is_out = operand->role == ATTN_ROLE_OUT || (is_choice && !inputs->shape.given);
+        bool is_out = operand->role == ATTN_ROLE_OUT ||
+                      (is_choice && inputs->shape.choice != BENCH_CHOICE_GIVEN);
         if (!is_out && operand->unit != BENCH_PER_SLOT)
             continue;
         int64_t unit =

@@ -256,6 +256,7 @@ static const struct refusal {
     {"kind=sparse,label_dtype=fp8_e5m2", {"label_dtype = fp8_e5m2", "accepted f32, f16, bf16"}},
     {"kind=sparse,label_dim=6", {"label_dim = 6", "fp8_e4m3 with a multiple of 4"}},
     {"kind=sparse,choice=given,new_kv=args", {"choice = given with new_kv = args"}},
+    {"kind=sparse,choice=alone,new_kv=args", {"choice = alone with new_kv = args"}},
     {"kind=sparse,form=expanded", {"form is no key of kind=sparse"}},
     {"kind=mla,top_k=4", {"top_k is no key of kind=mla"}},
     {"kind=mla,kv_heads=1", {"kv_heads is no key of kind=mla", "accepted: kind, mode, batch"}},
