@@ -11,7 +11,7 @@ lengths.
 On a GPU nothing here waits for it: a step's arrays go over in one copy from pinned memory. What a CUDA
 graph of decode steps reads lies in a GraphStep, at addresses that stay (graphs.py captures and replays).
 
-Needs PyTorch and nothing of Transformers. Sparse layers are refused.
+Needs PyTorch and nothing of Transformers. Sparse layers are those whose indexer chooses among latents.
 """
 import itertools
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence as Many, Tuple
@@ -79,6 +79,7 @@ class Engine:
         self.snapshots = Snapshots(range(self.max_seqs + 1, self.num_states))
         self.pages = Pages(self.pages_of(self.num_tokens) + 1, self.page_size, self.snapshots.forget)
         self.kinds = 1 + max(group.kv_group for group in groups)  # of keys: none, self, cross
+        self.top_k = max(group.sparse.contents.top_k if group.sparse else 0 for group in groups)
         self.free_states = list(range(self.max_seqs, 0, -1))
         self.caches: Dict[int, Dict[str, torch.Tensor]] = {}  # of keys and values, by layer
         self._lent = caches or {}
@@ -100,8 +101,8 @@ class Engine:
     @staticmethod
     def _refuse_others(groups: Many[_abi.attn_layer_group]) -> None:
         for group in groups:
-            if group.kind == _abi.ATTN_KIND_SPARSE:
-                raise Unsupported("kind sparse: accepted softmax, mla, linear", "UNSUPPORTED", "kind")
+            if group.kind == _abi.ATTN_KIND_SPARSE and not group.sparse.contents.index_heads:
+                raise Unsupported("sparse.index_heads 0: accepted 1 and more", "UNSUPPORTED", "sparse.index_heads")
 
     # ---- Set-up ------------------------------------------------------------------------------------
 
@@ -149,13 +150,22 @@ class Engine:
         pages, size, layout = len(self.pages.users), self.page_size, problem.kv_layout.decode()
         if layout == "mla.latent/1":
             width = group.mla.contents.kv_lora_rank + group.mla.contents.rope_dim
-            return {"latent_cache": pool("latent_cache", pages, size, width)}
+            labels = self._label_pool(group.sparse.contents, pages) if group.sparse else {}
+            return {"latent_cache": pool("latent_cache", pages, size, width), **labels}
         if layout not in ("kv.nhd/1", "kv.hnd/1"):
             raise Unsupported(f"kv_layout {layout}: accepted kv.nhd/1, kv.hnd/1, mla.latent/1",
                               "UNSUPPORTED", "kv_layout")
         shape = (size, group.num_kv_heads) if layout == "kv.nhd/1" else (group.num_kv_heads, size)
         return {role: pool(role, pages, *shape, width)
                 for role, width in (("k_cache", group.head_dim), ("v_cache", group.v_head_dim))}
+
+    def _label_pool(self, dims: Any, pages: int) -> Dict[str, torch.Tensor]:
+        """What indexers choose keys by. A page of codes has them all, then a scale of each."""
+        shape: Tuple[int, ...] = (pages, self.page_size, dims.label_dim)
+        if dims.label_dtype == _abi.ATTN_FP8_E4M3:
+            return {"label_cache": torch.zeros(pages, self.page_size * (dims.label_dim + 4), dtype=torch.uint8,
+                                               device=self.device)}
+        return {"label_cache": self._zeros(shape, dims.label_dtype)}
 
     def _state_pools(self, problem: Any, dims: Any) -> Dict[str, torch.Tensor]:
         """The recurrent state, and the inputs that the convolution still sees."""
@@ -175,7 +185,7 @@ class Engine:
     def _scales(self, caches: Dict[str, torch.Tensor]) -> Dict[str, List[float]]:
         keys = {"k_cache": "k_scale", "v_cache": "v_scale", "latent_cache": "k_scale"}
         return {role: [float(x) for x in self.host.settings[f"kv_cache.{keys[role]}"].split()]
-                for role in caches}
+                for role in caches if role in keys}
 
     def close(self) -> None:
         """Free backends and metadata; the streams must be idle."""
@@ -350,6 +360,8 @@ class Engine:
         counts = [count for _, count in work]
         lens = [prefix + count for prefix, count in zip(prefixes, counts)]
         groups, more = self._key_groups(work, counts, lens, keys, real)
+        if self.top_k:
+            more["sparse"] = _abi.attn_sparse_batch(max_count=self.top_k)
         return Batch("decode" if all(count == 1 for count in counts) else "extend",
                      seq_lens=self._pair(lens), prefix_lens=self._pair(prefixes),
                      q_indptr=self._pair(_indptr(counts)), num_tokens=sum(counts),

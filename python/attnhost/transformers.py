@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from . import _abi, _words, alibi, latent, ops, recurrent
 from .encoder import encoder
-from .engine import Engine, GraphStep, Sequence
+from .engine import DTYPE_NAMES, Engine, GraphStep, Sequence
 from .errors import AttnhostError, InvalidArgument, Unsupported
 from .host import Host
 from .problem import layer_group
@@ -44,6 +44,7 @@ class _Thread(threading.local):
     recorded: Optional[List["Layer"]] = None  # while describe() looks
     without_cache: Optional[str] = None  # the model that describe() could give no cache, its class
     awaiting: Optional["_Awaited"] = None  # from a cache's layer to attention()
+    indexed: Optional[Dict[str, torch.Tensor]] = None  # from a layer's indexer to attention()
     sized: Optional["_Steps"] = None  # the cache that was asked for the size of a mask
 
 
@@ -114,7 +115,11 @@ def _members(module: Any, kind: Key, query: torch.Tensor, key: torch.Tensor, val
         raise Unsupported(f"layer {kind[1]}: a position bias that is added to the scores: "
                           "accepted none", "UNSUPPORTED")
     if _is_latent(module):
-        return latent.members(module, query.shape[1], scaling)
+        return latent.members(module, query.shape[1], scaling,
+                              _words.number("dtype", DTYPE_NAMES.get(query.dtype, "f32"), _words.DTYPES))
+    if call.get("indices") is not None:
+        raise Unsupported(f"layer {kind[1]}: keys that another layer's indexer, or an unknown one, has chosen: "
+                          f"accepted {_words.join(latent.INDEXERS)} in each layer", "UNSUPPORTED")
     causal = _is_causal(module, call)
     left, right = (-1, -1) if kind[0] == "cross" else _window(module, call, causal)
     return dict(
@@ -232,6 +237,8 @@ def _take_over(model: torch.nn.Module) -> None:
             module.forward = functools.partial(_alibi_forward, module)
         elif latent.is_latent(module):
             module.expand_kv = functools.partial(_keep_latents, module)
+            if latent.has_indexer(module):
+                module.indexer.forward = functools.partial(_keep_indexed, module.indexer)
 
 
 def _is_latent(module: torch.nn.Module) -> bool:
@@ -242,6 +249,15 @@ def _keep_latents(module: torch.nn.Module, kv_nope: torch.Tensor,
                   k_rot: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
     """In place of the module's own expand_kv: attention() gets the latents."""
     return (kv_nope, k_rot) if _now.awaiting else type(module).expand_kv(module, kv_nope, k_rot)
+
+
+def _keep_indexed(indexer: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
+                  **call: Any) -> torch.Tensor:
+    """In place of the indexer's own forward: attention() gets its operands; nobody reads what it returns."""
+    if not _now.awaiting:
+        return type(indexer).forward(indexer, hidden_states, *args, **call)
+    _now.indexed = latent.index_operands(indexer, hidden_states, *args[:2])
+    return torch.zeros((*hidden_states.shape[:2], 1), dtype=torch.int32, device=hidden_states.device)
 
 
 def _recurrent_forward(module: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
@@ -542,7 +558,7 @@ class Cache(_Steps):
         return {role: _pick(x, rows) for role, x in keys.items()}
 
     def _attend_latents(self, place: int, q: torch.Tensor, c_kv: torch.Tensor, k_pe: torch.Tensor,
-                        kv_b: torch.Tensor) -> torch.Tensor:
+                        kv_b: torch.Tensor, **index: torch.Tensor) -> torch.Tensor:
         dims = self.engine.layers[place][1].group.contents.mla.contents
         if self.engine.expands(place):
             return self.engine.forward_expanded(place, q, c_kv, k_pe,
@@ -550,11 +566,12 @@ class Cache(_Steps):
         q_nope, q_pe, after = latent.absorb(dims, kv_b, q)
         out = self.engine.output(place, *q_nope.shape[::2])
         if out.shape[0]:
-            self.engine.forward(place, q_nope=q_nope, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe, out=out)
+            self.engine.forward(place, q_nope=q_nope, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe, out=out, **index)
         return after(out.to(q.dtype))
 
 
-_ROWS = {"q", "k", "v", "c_kv", "k_pe", "mixed_qkv", "a", "b"}  # operands that have a row for each token
+_ROWS = {"q", "k", "v", "c_kv", "k_pe", "index_q", "index_k", "index_weights", "mixed_qkv", "a",
+         "b"}  # operands that have a row for each token
 
 
 def _real_rows(mask: Optional[torch.Tensor], batch: int,
@@ -588,7 +605,10 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
               **call: Any) -> Tuple[torch.Tensor, None]:
     """Transformers' attention function of the name "attnhost"."""
     awaited, _now.awaiting = _now.awaiting, None
+    indexed, _now.indexed = _now.indexed, None
     call = {**call, "s_aux": s_aux}
+    if indexed and attention_mask is not None:  # of padding_mask(), as indexers want it
+        attention_mask = attention_mask[:, 0, 0] if attention_mask.shape[-1] else None
     kind = awaited.key if awaited else ("encoder", getattr(module, "layer_idx", None) or 0)
     if kind[0] == "self" and not _is_causal(module, call):
         kind = ("encoder", kind[1])
@@ -608,7 +628,7 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
         return _encode(members, query, key, value, attention_mask, operands), None
     if _is_latent(module):
         operands = {"q": query.transpose(1, 2), "c_kv": key.squeeze(1), "k_pe": value.squeeze(1),
-                    "kv_b": module.kv_b_proj.weight}
+                    "kv_b": module.kv_b_proj.weight, **(indexed or {})}
         width = module.v_head_dim
     else:
         operands = {"q": query.transpose(1, 2), "k": key.transpose(1, 2), "v": value.transpose(1, 2),
@@ -666,7 +686,9 @@ def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_leng
     word is there for masks that are not causal, for which the first says nothing. Called where a step of
     a model begins."""
     _now.awaiting, cache, _now.sized = None, _now.sized, None
-    if not (allow_is_causal_skip if allow_is_bidirectional_skip is None else allow_is_bidirectional_skip):
+    indexes = getattr(config, "model_type", "") in _INDEXING
+    may_skip = allow_is_causal_skip if allow_is_bidirectional_skip is None else allow_is_bidirectional_skip
+    if not may_skip and not indexes:
         raise Unsupported(f"{getattr(config, 'model_type', 'model')}: a mask of the model's own: accepted causal "
                           "or bidirectional ones, windows, chunks, and padding", "UNSUPPORTED")
     if cache is None:
@@ -674,9 +696,15 @@ def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_leng
     if getattr(config, "model_type", "") == "mpt" and attention_mask is None:
         return torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)  # it wants a mask
     real = attention_mask[:, -kv_length:] if attention_mask is not None else None
+    if indexes:  # it wants a mask, for its indexers
+        none = torch.empty(batch_size, 0, dtype=torch.bool, device=device)
+        return (none if real is None or real.all() else real)[:, None, None]
     if torch.compiler.is_compiling() or getattr(config, "model_type", "") == "mpt":
         return real
     return None if real is None or real.all() else real
+
+
+_INDEXING = {"deepseek_v32", "glm_moe_dsa"}  # models that say of a causal mask that it may not be skipped
 
 
 def _refuse_own_code(config: Any) -> None:

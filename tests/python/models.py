@@ -16,6 +16,7 @@ MIXED = ["sliding_attention", "full_attention"]
 LATENT = dict(num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
               moe_intermediate_size=32, first_k_dense_replace=1, kv_lora_rank=32, q_lora_rank=48,
               qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=24, head_dim=None)
+INDEXED = {**LATENT, "index_topk": 12, "index_n_heads": 16, "index_head_dim": 16}
 
 # name: (class of the config, what is special, what its layers have)
 MODELS = {
@@ -39,6 +40,8 @@ MODELS = {
     "cohere2": ("Cohere2Config", dict(sliding_window=8, layer_types=MIXED)),
     "deepseek_v2": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3Config", LATENT),
+    "deepseek_v32": ("DeepseekV32Config", INDEXED),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", {**INDEXED, "indexer_types": ["full", "full"]}),
 }
 
 
@@ -101,7 +104,7 @@ UNSERVED = {
                                   use_mamba_kernels=False)),
     "mamba": ("MambaConfig", dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads",
                                             "head_dim", "max_position_embeddings"))),
-    "deepseek_v32": ("DeepseekV32Config", LATENT),
+    "glm_moe_dsa_shared": ("GlmMoeDsaConfig", {**INDEXED, "indexer_types": ["full", "shared"]}),
 }
 
 # Encoders, and models that have one: what to make them by.

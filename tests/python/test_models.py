@@ -532,7 +532,7 @@ def test_models_whose_attention_cannot_be_said():
 
 
 @cases(("jamba", "JambaForCausalLM"), ("mamba", "MambaForCausalLM: its own code"),
-       ("deepseek_v32", "deepseek_v32: a mask of the model's own"))
+       ("glm_moe_dsa_shared", "layer 1: keys that another layer's indexer"))
 def test_a_model_that_is_not_served(name, words):
     use()
     made = AutoModelForCausalLM.from_config(config(name), attn_implementation="attnhost").eval()
