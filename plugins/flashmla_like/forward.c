@@ -10,7 +10,9 @@ static uint32_t threads_of(int latents, int rows)
 {
     if (latents == FM_LATENT_PACKED && rows != MLA_ROWS)
         return (uint32_t)MLA_PACKED_THREADS(rows);
-    return latents == FM_LATENT_CODES && rows != MLA_ROWS ? MLA_CODES_THREADS : MLA_THREADS;
+    return (latents == FM_LATENT_CODES || latents == FM_LATENT_CODED) && rows != MLA_ROWS
+               ? MLA_CODES_THREADS
+               : MLA_THREADS;
 }
 
 static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla_call *call,

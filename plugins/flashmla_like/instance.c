@@ -66,9 +66,10 @@ uint32_t fm_shared(int latents, int kernel)
     const int rows = 8 << kernel;
     if (rows == MLA_ROWS)
         return of_64[latents];
-    return (uint32_t)(latents == FM_LATENT_PACKED  ? MLA_PACKED_SHARED(rows)
-                      : latents == FM_LATENT_CODES ? MLA_CODES_SHARED(rows)
-                                                   : MLA_SHARED(rows));
+    return (uint32_t)(latents == FM_LATENT_PACKED ? MLA_PACKED_SHARED(rows)
+                      : latents == FM_LATENT_CODES || latents == FM_LATENT_CODED
+                          ? MLA_CODES_SHARED(rows)
+                          : MLA_SHARED(rows));
 }
 
 static attn_status load_kernels(attn_instance *made, attn_error *error)
@@ -79,7 +80,8 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
                              "mla_attend_codes_64"},
         [FM_LATENT_PACKED] = {"mla_attend_packed_8", "mla_attend_packed_16", "mla_attend_packed_32",
                               "mla_attend_packed_64"},
-        [FM_LATENT_CODED] = {[FM_KERNELS - 1] = "mla_attend_coded_64"}};
+        [FM_LATENT_CODED] = {"mla_attend_coded_8", "mla_attend_coded_16", NULL,
+                             "mla_attend_coded_64"}};
     attn_status status =
         cuda_image_load(made->cuda, &made->facts, images, 1, &made->module, NULL, error);
     if (status == ATTN_OK)

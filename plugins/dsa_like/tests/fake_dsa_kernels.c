@@ -336,6 +336,8 @@ void fake_dsa_define(void)
         {"mla_attend_codes_16", nothing_left, sizeof(mla_call)},
         {"mla_attend_codes_32", nothing_left, sizeof(mla_call)},
         {"mla_attend_codes_64", nothing_left, sizeof(mla_call)},
+        {"mla_attend_coded_8", nothing_left, sizeof(mla_call)},
+        {"mla_attend_coded_16", nothing_left, sizeof(mla_call)},
         {"mla_attend_coded_64", nothing_left, sizeof(mla_call)},
         {"mla_attend_packed_8", attend_packed, sizeof(mla_call)},
         {"mla_attend_packed_16", attend_packed, sizeof(mla_call)},

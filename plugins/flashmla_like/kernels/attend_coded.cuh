@@ -219,13 +219,6 @@ DEVICE void coded_hide(float (&s)[CODED_SCORES], const mla_shared<ROWS> &m, int 
     }
 }
 
-/* What codes of q_nope and of q_pe stand for. */
-DEVICE float2 coded_query_scales(const mla_call &c)
-{
-    return make_float2(c.q_scale_device ? *c.q_scale_device : c.q_scale,
-                       c.q_pe_scale_device ? *c.q_pe_scale_device : c.q_pe_scale);
-}
-
 DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
 {
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;

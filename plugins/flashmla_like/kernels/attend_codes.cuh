@@ -341,9 +341,9 @@ DEVICE void codes_widen_chunk(const codes_chunk<blocks> &k, unsigned (&a)[2 * bl
 
 /* Codes of one chunk are converted while those of the chunk before are multiplied. The tile is
  * given back once all are loaded. */
-template <int N>
+template <int N, bool coded>
 DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
-                         int warp, int lane)
+                         float ratio, int warp, int lane)
 {
     constexpr int blocks = 2, chunks = CODES_BLOCKS / blocks;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
@@ -362,6 +362,13 @@ DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned til
             codes_load_chunk(k, even, odd, (i + 1) * blocks);
         else
             release(empty);
+        if (coded && i + 1 == chunks) { /* the last one is of q_pe */
+            products_wait<0>();
+            products_arrived(s);
+#pragma unroll
+            for (int k = 0; k < N / 2; k++)
+                s[k] *= ratio;
+        }
         products_fence();
 #pragma unroll
         for (int n = 0; n < 2 * blocks; n++) {
@@ -394,13 +401,68 @@ template <int N> DEVICE void codes_none(float (&s)[N / 2])
         s[i] = SOFTMAX_EMPTY;
 }
 
-template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> &m)
+/* What codes of q_nope and of q_pe stand for. */
+DEVICE float2 coded_query_scales(const mla_call &c)
+{
+    return make_float2(c.q_scale_device ? *c.q_scale_device : c.q_scale,
+                       c.q_pe_scale_device ? *c.q_pe_scale_device : c.q_pe_scale);
+}
+
+/* Two codes as bf16, which is exact. */
+DEVICE unsigned codes_to_bf16(unsigned short codes)
+{
+    const unsigned halves = widen_pair(codes);
+    float x, y;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
+        : "=f"(x), "=f"(y)
+        : "r"(halves));
+    return pack_pair<false>(x, y);
+}
+
+/* As load_queries(), of codes. */
+template <int N, int threads>
+DEVICE void codes_load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                               const mla_shared<N> &m, int thread)
+{
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+    const mask_rule rule = plan_rule(&c);
+#pragma unroll 1
+    for (int i = thread; i < N * (PANELS * 8); i += threads) {
+        const int n = i / (PANELS * 8), piece = i % (PANELS * 8), pe = piece - MLA_LORA / 8;
+        const bool valid = first + n < rows && (pe < 0 ? piece * 8 < c.lora : pe * 8 < c.rope);
+        const int r = first + n < rows ? first + n : 0, head = r % c.heads;
+        const i64 row = q.first_row + r / c.heads;
+        const u8 *from = pe < 0
+                             ? (const u8 *)c.operands.q + row * c.operands.q_row +
+                                   head * c.operands.q_head + piece * 8
+                             : (const u8 *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head + pe * 8;
+        unsigned words[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (valid)
+                words[k] = codes_to_bf16((unsigned short)(from[2 * k] | from[2 * k + 1] << 8));
+        shared_store(m.q + piece / 8 * (N * ROW_BYTES) + swizzled(n, piece % 8),
+                     make_uint4(words[0], words[1], words[2], words[3]));
+    }
+    if (thread < N)
+        row_seen<N>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
+    fence_async_shared();
+    named_sync(1, threads);
+}
+
+template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const mla_shared<N> &m)
 {
     constexpr int scorers = MLA_CODES_SCORERS, threads = scorers * GROUP_THREADS;
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const int mine = uniform(thread / GROUP_THREADS);
     const mask_rule rule = plan_rule(&c);
     const float cache_scale = codes_scale(c);
+    float ratio = 1.0f, scale = cache_scale * (c.sm_scale * SOFTMAX_LOG2E);
+    if (coded) {
+        const float2 of_queries = coded_query_scales(c);
+        ratio = of_queries.x / of_queries.y;
+        scale *= of_queries.y;
+    }
     ring<MLA_CODES_STAGES(N)> at;
     ring<2> part;
     mla_walk w = walk_begin(c);
@@ -410,9 +472,11 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
         float factor[N / 4], s[N / 2];
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        load_queries<N, threads>(c, w, q, m, thread);
-        convert_queries<N, CODES_BLOCKS, threads>(m, cache_scale * (c.sm_scale * SOFTMAX_LOG2E),
-                                                  thread);
+        if constexpr (coded)
+            codes_load_queries<N, threads>(c, w, q, m, thread);
+        else
+            load_queries<N, threads>(c, w, q, m, thread);
+        convert_queries<N, CODES_BLOCKS, threads>(m, scale, thread);
         seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
         columns_begin<N>(columns);
         for (int t = w.t0; t < w.t1; t += scorers) {
@@ -423,8 +487,8 @@ template <int N> DEVICE void codes_score(const mla_call &c, const mla_shared<N> 
                     break;
                 if (i == mine) {
                     barrier_wait(m.full + 8 * at.slot, at.phase);
-                    codes_scores<N>(s, m, m.tiles + at.slot * MLA_CODES_TILE, m.empty + 8 * at.slot,
-                                    warp % 4, lane);
+                    codes_scores<N, coded>(s, m, m.tiles + at.slot * MLA_CODES_TILE,
+                                           m.empty + 8 * at.slot, ratio, warp % 4, lane);
                 }
                 at.advance();
             }
@@ -632,7 +696,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
-template <int N> struct codes_roles {
+template <int N, bool coded = false> struct codes_roles {
     static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS;
     static constexpr int buffers = 2, turns = 0;
     static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
@@ -640,9 +704,12 @@ template <int N> struct codes_roles {
     static constexpr int adding = N < 32 ? 104 : 112;
 
     MLA_ROLES(codes_find<N>(memory), (codes_feed<N, codes_tile, stages, MLA_CODES_TILE>(c, m)),
-              codes_score<N>(c, m), codes_add_up<N>(c, m))
+              (codes_score<N, coded>(c, m)), codes_add_up<N>(c, m))
 };
 
 #define MLA_ATTEND_CODES(N) MLA_KERNEL(mla_attend_codes_##N, MLA_CODES_THREADS, codes_roles<N>)
+
+#define MLA_ATTEND_CODED_FEW(N)                                                                    \
+    MLA_KERNEL(mla_attend_coded_##N, MLA_CODES_THREADS, codes_roles<N, true>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CODES_CUH */
