@@ -65,6 +65,7 @@ static const struct word choices[] = {{"computed", BENCH_CHOICE_COMPUTED},
                                       {"given", BENCH_CHOICE_GIVEN},
                                       {"alone", BENCH_CHOICE_ALONE},
                                       {NULL, 0}};
+static const struct word row_scales[] = {{"any", 0}, {"powers_of_two", 1}, {NULL, 0}};
 static const struct word gate_forms[] = {{"raw", 1}, {"computed", 0}, {NULL, 0}};
 static const struct word modes[] = {{"decode", ATTN_MODE_DECODE},
                                     {"extend", ATTN_MODE_EXTEND},
@@ -154,6 +155,9 @@ static const struct key keys[] = {
     KEY("form", MLA, KIND_WORD, form, 0, 0, forms,
         "form of latent attention: queries on latents, or keys and values per head (a prompt "
         "without prefix)"),
+    KEY("row_scales", LATENT, KIND_WORD, row_scales, 0, 0, row_scales,
+        "scales in rows of latent_fp8: of any size, as vLLM and SGLang write them, or powers of "
+        "two, as DeepSeek's quantiser writes them"),
     KEY("top_k", SPARSE, KIND_INT, top_k, 1, 65536, NULL, "number of keys chosen per query"),
     KEY("index_heads", SPARSE, KIND_INT, index_heads, 1, MAX_DIM, NULL, "heads of the indexer"),
     KEY("label_dim", SPARSE, KIND_INT, label_dim, 4, GENERATOR_MAX_DIM, NULL,
@@ -672,6 +676,8 @@ static attn_status check_latent(const struct parsing *p, const struct bench_shap
     if (shape->layout == BENCH_LAYOUT_LATENT_FP8 &&
         mla_check_packed(&dims, shape->kv_dtype, &said.base) != ATTN_OK)
         return fail_shape(p, "%s", host_error_text(&said));
+    if (shape->row_scales && shape->layout != BENCH_LAYOUT_LATENT_FP8)
+        return fail_shape(p, "row_scales = powers_of_two: accepted only with layout=latent_fp8");
     for (int32_t s = 0; shape->form == ATTN_MLA_EXPANDED && s < shape->batch; s++)
         if (bench_shape_q_len(shape, s) != bench_shape_kv_len(shape, s))
             return fail_shape(p,
@@ -962,6 +968,8 @@ static void append_unusual(const struct bench_shape *shape, strbuf *text)
         strbuf_append(text, " alibi");
     if (shape->layout)
         strbuf_appendf(text, " %s", word_of(layouts, shape->layout));
+    if (shape->row_scales)
+        strbuf_appendf(text, " scales-%s", word_of(row_scales, shape->row_scales));
     if (shape->new_kv)
         strbuf_appendf(text, " kv-%s", word_of(new_kvs, shape->new_kv));
 }

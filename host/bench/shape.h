@@ -93,7 +93,8 @@ struct bench_shape {
     int32_t input_scales;       /* of what of q, k, v is fp8: these, or _PER_SEQ_HEAD */
     /* Latent layers. */
     int32_t kv_lora_rank, rope_dim, nope_dim;
-    int32_t form; /* ATTN_MLA_* */
+    int32_t form;       /* ATTN_MLA_* */
+    int32_t row_scales; /* of latent_fp8: 1 = powers of two, 0 = any */
     /* Sparse ones. */
     int32_t top_k, index_heads, label_dim;
     attn_dtype label_dtype; /* of the label cache and of the indexer's queries */

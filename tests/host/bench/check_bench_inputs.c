@@ -376,6 +376,34 @@ LOOP_OF(inputs, test_fp8_values, 0, 2)
     ck_assert_ptr_null(call.scales[ATTN_ROLE_OUT]);
 }
 
+/* Scales in rows of packed latents: of any size, or powers of two. */
+LOOP_OF(inputs, test_row_scales, 0, 2)
+{
+    enum { LORA = 384, SCALES = 3, ROW = LORA + SCALES * 4 + 8 * 2 };
+    static const char *const words[] = {"any", "powers_of_two"};
+    char text[192];
+    snprintf(text, sizeof text,
+             "kind=mla,heads=2,kv_lora_rank=384,rope_dim=8,nope_dim=16,kv_len=40,"
+             "kv_dtype=fp8_e4m3,layout=latent_fp8,row_scales=%s",
+             words[_i]);
+    make(text, 3, cpu);
+    struct bench_call call;
+    const char *layouts[2];
+    bench_layouts(&inputs->shape, layouts);
+    bench_inputs_call(inputs, 0, layouts[0], &call);
+    const char *rows = call.operands[ATTN_ROLE_LATENT_CACHE]->data;
+    int32_t powers = 0;
+    for (int32_t r = 0; r < 40; r++) {
+        float scales[SCALES];
+        memcpy(scales, rows + r * ROW + LORA, sizeof scales);
+        for (int32_t n = 0; n < SCALES; n++) {
+            int exponent;
+            powers += frexpf(scales[n], &exponent) == 0.5f;
+        }
+    }
+    ck_assert_int_eq(powers == 40 * SCALES, _i);
+}
+
 /* Copies go beyond the cache: four times a small one, and no fewer than two. */
 TEST_OF(inputs, test_copies)
 {
