@@ -687,6 +687,7 @@ static void judge_refused_plan(struct life *life, const struct stand_batch *batc
     struct stand_leaf *leaf = &scene->leaves[expected->leaf[batch->batch.num_seqs - 1]];
     leaf->fails = STAND_PLAN;
     leaf->refused = false;
+    scene->batch_number++;
     attn_status status =
         ops_of(life)->init_forward_metadata(life->metadata, &batch->batch, NULL, &life->error.base);
     leaf->fails = STAND_NO_CALL;
@@ -748,6 +749,7 @@ static void judge_batch(struct life *life, int b, struct expectation *expected)
     bool beyond = has_too_many_keys(scene, &batch.batch);
     if (!beyond && draw_below(&scene->draw, 6) == 0)
         judge_refused_plan(life, &batch, expected);
+    scene->batch_number++;
     attn_status status =
         ops_of(life)->init_forward_metadata(life->metadata, &batch.batch, NULL, &life->error.base);
     bool is_split = batch.batch.mode == ATTN_MODE_MIXED && scene->nodes[0].splits;

@@ -29,6 +29,7 @@ struct attn_metadata {
     attn_memory memory;
     attn_memory_size size;
     bool planned;
+    int32_t batch_number;
     int64_t planned_ns, planned_cpu_ns; /* when, by the clock and by this thread's time */
     int32_t forwards;                   /* since then */
     attn_batch batch;
@@ -132,7 +133,9 @@ static attn_status answer(struct stand_leaf *leaf, const attn_problem *problem,
     verdict->num_reasons = 0;
     verdict->graph_level = leaf->graph_level;
     verdict->notes = leaf->notes;
-    verdict->reads_new_kv_unquantised = leaf->reads & problem->bounds->modes;
+    /* Of modes that it is not asked about, too. */
+    verdict->reads_new_kv_unquantised =
+        leaf->reads & (problem->bounds->modes | ~ATTN_MODE_BIT(ATTN_MODE_IDLE));
     verdict->graph_seq_len_fill = leaf->fill;
     verdict->host_arrays = leaf->host_arrays;
     verdict->cost_hint = leaf->cost;
@@ -188,8 +191,9 @@ static bool has_own_layers(const attn_layer_group *given, const attn_layer_group
 /* Bounds of DECODE alone: a row of each sequence; 0 = no bound. */
 static bool one_row_each(const attn_bounds *bounds)
 {
-    return bounds->max_seqs == 0 ||
-           (bounds->max_tokens > 0 && bounds->max_tokens <= bounds->max_seqs);
+    return bounds->max_q_len == 1 &&
+           (bounds->max_seqs == 0 ||
+            (bounds->max_tokens > 0 && bounds->max_tokens <= bounds->max_seqs));
 }
 
 static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *problem,
@@ -217,8 +221,9 @@ static void look_at_problem(const struct stand_leaf *leaf, const attn_problem *p
             scene, "%s is made for %d sequences and %d keys, where %d and %d are routed to it",
             leaf->name, bounds->max_seqs, bounds->max_kv_len, share->max_seqs, share->max_kv_len);
     if (share->modes == ATTN_MODE_BIT(ATTN_MODE_DECODE) && !one_row_each(bounds))
-        stand_object(scene, "%s, to which only DECODE comes, is made for %d rows of %d sequences",
-                     leaf->name, bounds->max_tokens, bounds->max_seqs);
+        stand_object(
+            scene, "%s, to which only DECODE comes, is made for %d rows of %d sequences, %d of one",
+            leaf->name, bounds->max_tokens, bounds->max_seqs, bounds->max_q_len);
     if (problem->group->kind == ATTN_KIND_MLA && problem->mla_expanded != share->expanded)
         stand_object(scene, "%s is made for expanded modes 0x%x, where 0x%x are routed to it",
                      leaf->name, problem->mla_expanded, share->expanded);
@@ -591,6 +596,9 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_s
 {
     struct stand_leaf *leaf = metadata->leaf;
     (void)stream;
+    if (leaf->scene->recording && metadata->batch_number == leaf->scene->batch_number)
+        stand_object(leaf->scene, "%s is given one batch twice", leaf->name);
+    metadata->batch_number = leaf->scene->batch_number;
     metadata->planned = false;
     leaf->refused = leaf->fails == STAND_PLAN;
     if (leaf->refused)

@@ -270,6 +270,8 @@ struct stand_scene {
     struct stand_leaf leaves[STAND_LEAVES];
     int32_t num_leaves;
 
+    int32_t batch_number; /* of batches that the root was given */
+
     /* The metadata that the root was given. */
     bool graph;
     bool measured;      /* the root has to find out whom to choose, */
