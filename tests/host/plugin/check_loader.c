@@ -3,6 +3,7 @@
  * Loader and registry, against real files: good ones, and one for each thing that can be wrong.
  */
 #define _GNU_SOURCE /* unshare() */
+#include "host/plugin/answer.h"
 #include "host/plugin/loader.h"
 #include "host/plugin/registry.h"
 
@@ -546,18 +547,39 @@ TEST_OF(loader, shadows)
 /* Two files of one folder, or one that has more than what is there, are in conflict. */
 TEST_OF(loader, conflicts_are_no_shadows)
 {
+    copy_fixture("fixture_pair", "a.so");
     copy_fixture("fixture_good", "b.so"); /* fixture_one, too */
     copy_fixture("fixture_pair", "c.so");
-    copy_fixture("fixture_pair", "d.so");
     ck_assert_int_eq(registry_load_file(&registry, fixture("fixture_taken_name"), NULL), ATTN_OK);
     registry.num_shadowing = registry.num_plugins;
     ck_assert_int_eq(registry_load_directory(&registry, folder, &error.base), ATTN_OK);
     ck_assert_uint_eq(registry.num_plugins, 4);
-    for (uint32_t p = 1; p < 4; p += 2) {
+    for (uint32_t p = 2; p < 4; p++) {
         ck_assert_int_eq(registry.plugins[p]->status, ATTN_CONFIG_ERROR);
         ck_assert_ptr_null(registry.plugins[p]->shadowed_by);
         ck_assert_ptr_nonnull(strstr(registry.plugins[p]->reason, "is already provided by"));
     }
+}
+
+/* ---- Verdicts -------------------------------------------------------------------------------- */
+
+TEST_OF(loader, verdicts_do_not_contradict_themselves)
+{
+    attn_reason reason;
+    memset(&reason, 'x', sizeof reason);
+    reason.struct_size = sizeof reason;
+    attn_verdict verdict = {.struct_size = sizeof verdict,
+                            .num_reasons = 1,
+                            .reasons_capacity = 1,
+                            .reasons = &reason};
+    ck_assert_int_eq(answer_check_verdict("any", &verdict, NULL), ATTN_OK);
+    ck_assert_uint_eq(strlen(reason.child), sizeof reason.child - 1);
+    ck_assert_uint_eq(strlen(reason.got), sizeof reason.got - 1);
+    ck_assert_uint_eq(strlen(reason.accepted), sizeof reason.accepted - 1);
+    verdict.supported = 1;
+    ck_assert_int_eq(answer_check_verdict("any", &verdict, NULL), ATTN_INTERNAL);
+    verdict.num_reasons = 0;
+    ck_assert_int_eq(answer_check_verdict("any", &verdict, NULL), ATTN_OK);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */

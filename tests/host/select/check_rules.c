@@ -177,6 +177,8 @@ TEST_OF(rules, models_exclude_backends)
 {
     describe("sm90");
     ck_assert_ptr_null(rules_exclusion(rules, &facts, "flashinfer_like"));
+    snprintf(architecture, sizeof architecture, "LlamaForCausalLM");
+    ck_assert_ptr_null(rules_exclusion(rules, &facts, "flashinfer_like"));
     snprintf(architecture, sizeof architecture, "Llama4ForCausalLM");
     assert_excluded("flashinfer_like", "llama4", "architecture", "Llama4ForCausalLM");
     ck_assert_ptr_null(rules_exclusion(rules, &facts, "triton_like"));
