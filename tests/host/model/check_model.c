@@ -160,119 +160,68 @@ TEST_OF(hugging_face, every_family_is_consistent)
     }
 }
 
-TEST_OF(hugging_face, llama_is_one_group)
+/* The layers of files that are neither in tests/golden/explain nor in tests/models/live. */
+TEST_OF(hugging_face, layers_of_other_files)
 {
-    struct model *model = load_hf("llama");
-    ck_assert_str_eq(model->architecture, "LlamaForCausalLM");
-    ck_assert_uint_eq(model->dtype, ATTN_BF16);
-    ck_assert_int_eq(model->max_context_len, 131072);
-    ck_assert_uint_eq(model->num_groups, 1);
-    const attn_layer_group *group = &model->groups[0];
-    ck_assert_int_eq(group->num_q_heads, 32);
-    ck_assert_int_eq(group->num_kv_heads, 8);
-    ck_assert_int_eq(group->head_dim, 128);
-    ck_assert_int_eq(group->v_head_dim, 128);
-    ck_assert_int_eq(group->window_left, -1);
-    ck_assert_int_eq(group->window_right, 0);
-    assert_close(group->sm_scale, 1 / sqrt(128));
-    assert_layers(model, 0, "0-3");
-    model_destroy(model);
+    static const struct {
+        const char *name;
+        uint32_t group;
+        const char *layers, *text;
+    } rows[] = {
+        {"mistral_no_window", 0, "0-2",
+         "softmax decoder, 32 query heads, 8 kv heads, head_dim 128, sm_scale 0.0883883"},
+        {"kimi_k2", 0, "0-2",
+         "mla decoder, 64 query heads, kv_lora_rank 512, rope_dim 64, nope_dim 128, v_head_dim "
+         "128, sm_scale 0.130861"},
+        {"kimi_vl", 0, "0-3",
+         "mla decoder, 16 query heads, kv_lora_rank 512, rope_dim 64, nope_dim 128, v_head_dim "
+         "128, sm_scale 0.0721688"},
+        {"kimi_vl", 1, "4-5",
+         "softmax encoder_only, 16 query heads, 16 kv heads, head_dim 72, sm_scale 0.117851"},
+        {"minimax_m1", 0, "0-1,3",
+         "linear lightning, 64 key heads of 128, 64 value heads of 128, conv width 0, sm_scale 1"},
+        {"minimax_m1", 1, "2",
+         "softmax decoder, 64 query heads, 8 kv heads, head_dim 128, sm_scale 0.0883883"},
+        {"lfm2_indices", 0, "0-1,3-4",
+         "linear short_conv, 0 key heads of 0, 16 value heads of 64, conv width 3"},
+        {"lfm2_indices", 1, "2,5",
+         "softmax decoder, 16 query heads, 8 kv heads, head_dim 64, sm_scale 0.125"},
+    };
+    char text[256];
+    for (int r = 0; r < COUNT(rows); r++) {
+        struct model *model = load_hf(rows[r].name);
+        assert_layers(model, rows[r].group, rows[r].layers);
+        model_group_text(model, &model->groups[rows[r].group], text, sizeof text);
+        ck_assert_str_eq(text, rows[r].text);
+        model_destroy(model);
+    }
 }
 
-TEST_OF(hugging_face, windows_count_the_query)
+/* Parts of a model that no text shows: the lengths of encoders and of their caches, and a state's types. */
+TEST_OF(hugging_face, encoders_and_states)
 {
-    struct model *mistral = load_hf("mistral"), *open = load_hf("mistral_no_window");
-    ck_assert_int_eq(mistral->groups[0].window_left, 4095);
-    ck_assert_int_eq(open->groups[0].window_left, -1);
-    model_destroy(mistral);
-    model_destroy(open);
-
-    struct model *qwen = load_hf("qwen2");
-    assert_layers(qwen, 0, "0-2");
-    assert_layers(qwen, 1, "3-4");
-    ck_assert_int_eq(qwen->groups[0].window_left, -1);
-    ck_assert_int_eq(qwen->groups[1].window_left, 1023);
-    model_destroy(qwen);
-}
-
-TEST_OF(hugging_face, gemma_alternates_and_scales)
-{
-    struct model *two = load_hf("gemma2"), *three = load_hf("gemma3");
-    assert_layers(two, 0, "0-4/2"); /* sliding first */
-    ck_assert_int_eq(two->groups[0].window_left, 4095);
-    ck_assert_int_eq(two->groups[1].window_left, -1);
-    assert_close(two->groups[0].sm_scale, 1 / sqrt(144));
-    assert_close(two->groups[1].logit_cap, 50);
-
-    /* The file leaves heads out: Transformers' defaults hold. */
-    assert_layers(three, 0, "0-4,6-10,12");
-    assert_layers(three, 1, "5,11");
-    assert_layers(three, 2, "13-14");
-    ck_assert_int_eq(three->groups[0].num_q_heads, 8);
-    ck_assert_int_eq(three->groups[0].num_kv_heads, 4);
-    ck_assert_int_eq(three->groups[0].head_dim, 256);
-    ck_assert_int_eq(three->groups[0].window_left, 1023);
-    ck_assert(three->groups[0].logit_cap <= 0);
-    ck_assert_uint_eq(three->groups[2].attn_type, ATTN_TYPE_ENCODER_ONLY);
-    ck_assert_int_eq(three->groups[2].head_dim, 72);
-    ck_assert_int_eq(three->groups[2].window_right, -1);
-    ck_assert_str_eq(three->layers[13].stack, "vision");
-    ck_assert_int_eq(three->max_encoder_len, 64 * 64 + 1);
-    model_destroy(two);
-    model_destroy(three);
-}
-
-TEST_OF(hugging_face, sinks_and_chunks)
-{
-    struct model *oss = load_hf("gpt_oss"), *llama4 = load_hf("llama4");
-    ck_assert_uint_eq(oss->num_groups, 2);
-    ck_assert_uint_eq(oss->groups[0].flags, ATTN_GROUP_HAS_SINKS);
-    ck_assert_uint_eq(oss->groups[1].flags, ATTN_GROUP_HAS_SINKS);
-    ck_assert_int_eq(oss->groups[0].window_left, 127);
-    ck_assert_uint_eq(oss->dtype, ATTN_BF16);
-    assert_layers(llama4, 0, "0-2,4-6");
-    assert_layers(llama4, 1, "3,7");
-    ck_assert_int_eq(llama4->groups[0].attention_chunk, 8192);
-    ck_assert_int_eq(llama4->groups[1].attention_chunk, 0);
-    model_destroy(oss);
-    model_destroy(llama4);
-}
-
-TEST_OF(hugging_face, latent_attention)
-{
-    struct model *v3 = load_hf("deepseek_v3"), *v32 = load_hf("deepseek_v32");
-    const attn_layer_group *group = &v3->groups[0];
-    double mscale = 0.1 * log(40) + 1;
-    ck_assert_uint_eq(group->kind, ATTN_KIND_MLA);
-    ck_assert_int_eq(group->mla->kv_lora_rank, 512);
-    ck_assert_int_eq(group->mla->rope_dim, 64);
-    ck_assert_int_eq(group->mla->nope_dim, 128);
-    ck_assert_int_eq(group->head_dim, 192);
-    ck_assert_int_eq(group->v_head_dim, 128);
-    assert_close(group->sm_scale, mscale * mscale / sqrt(192));
-    ck_assert_uint_eq(v32->groups[0].kind, ATTN_KIND_SPARSE);
-    ck_assert_int_eq(v32->groups[0].sparse->top_k, 2048);
-    ck_assert_int_eq(v32->groups[0].sparse->index_heads, 64);
-    ck_assert_int_eq(v32->groups[0].sparse->label_dim, 128);
-    ck_assert_int_eq(v32->groups[0].mla->kv_lora_rank, 512);
-    assert_close(v32->groups[0].sm_scale, 1 / sqrt(192));
-    model_destroy(v3);
-    model_destroy(v32);
-}
-
-/* GLM-5's later layers have the choice of the layer before them. */
-TEST_OF(hugging_face, shared_choices)
-{
-    struct model *glm = load_hf("glm_5");
-    ck_assert_uint_eq(glm->num_groups, 2);
-    ck_assert_int_eq(glm->groups[0].sparse->index_heads, 32);
-    ck_assert_uint_eq(glm->groups[0].num_layers, 3);
-    ck_assert_int_eq(glm->groups[1].sparse->index_heads, 0);
-    ck_assert_int_eq(glm->groups[1].sparse->label_dim, 0);
-    ck_assert_int_eq(glm->groups[1].sparse->top_k, 2048);
-    for (uint32_t l = 0; l < 6; l++)
-        ck_assert_uint_eq(glm->layers[l].group, l >= 2 && l <= 4);
-    model_destroy(glm);
+    struct model *gemma = load_hf("gemma3"), *whisper = load_hf("whisper");
+    struct model *minimax = load_hf("minimax"), *lfm2 = load_hf("lfm2");
+    ck_assert_str_eq(gemma->layers[13].stack, "vision");
+    ck_assert_int_eq(gemma->max_encoder_len, 64 * 64 + 1);
+    ck_assert_uint_eq(whisper->num_kv_groups, 2);
+    ck_assert_int_eq(whisper->groups[1].window_right, -1);
+    ck_assert_int_eq(whisper->groups[1].kv_group, 1);
+    ck_assert_uint_eq(whisper->kv_groups[1].holds, MODEL_KV_ENCODER);
+    ck_assert_int_eq(whisper->kv_groups[1].max_kv_len, 1500);
+    ck_assert_int_eq(whisper->kv_groups[0].max_kv_len, 448);
+    ck_assert_int_eq(whisper->layers[4].kv_buffer, -1);
+    const attn_linear_dims *lightning = minimax->groups[0].linear, *conv = lfm2->groups[0].linear;
+    ck_assert_uint_eq(lightning->flags, 0);
+    ck_assert_int_eq(lightning->chunk, 256);
+    ck_assert_uint_eq(lightning->state_dtype, ATTN_F32);
+    ck_assert_uint_eq(lightning->conv_dtype, ATTN_DTYPE_NONE);
+    ck_assert_uint_eq(conv->flags, ATTN_LINEAR_CONV_IDENTITY);
+    ck_assert_uint_eq(conv->conv_dtype, ATTN_BF16);
+    model_destroy(gemma);
+    model_destroy(whisper);
+    model_destroy(minimax);
+    model_destroy(lfm2);
 }
 
 /* sm_scale with YaRN's factor for a context stretched this many times: squared, as both sides of
@@ -294,109 +243,6 @@ TEST_OF(hugging_face, latent_scales)
     assert_yarn("kimi_k2", 32, 1);
     assert_yarn("kimi_k25", 64, 1);
     assert_yarn("kimi_vl", 1, 1); /* its rope_scaling is null */
-}
-
-TEST_OF(hugging_face, kimi_models)
-{
-    struct model *k2 = load_hf("kimi_k2"), *k25 = load_hf("kimi_k25"), *vl = load_hf("kimi_vl");
-    ck_assert_uint_eq(k2->num_groups, 1);
-    ck_assert_int_eq(k2->groups[0].num_q_heads, 64);
-    ck_assert_int_eq(k2->max_context_len, 131072);
-    const struct model *const seeing[] = {k25, vl};
-    for (int m = 0; m < 2; m++) {
-        const attn_layer_group *text = &seeing[m]->groups[0], *tower = &seeing[m]->groups[1];
-        ck_assert_uint_eq(seeing[m]->num_groups, 2);
-        ck_assert_uint_eq(seeing[m]->dtype, ATTN_BF16);
-        ck_assert_int_eq(text->num_q_heads, m == 0 ? 64 : 16);
-        ck_assert_int_eq(text->head_dim, 192);
-        ck_assert_int_eq(text->v_head_dim, 128);
-        ck_assert_uint_eq(tower->attn_type, ATTN_TYPE_ENCODER_ONLY);
-        ck_assert_int_eq(tower->num_q_heads, 16);
-        ck_assert_int_eq(tower->head_dim, 72);
-    }
-    assert_layers(k25, 0, "0-2");
-    assert_layers(k25, 1, "3-4");
-    assert_layers(vl, 0, "0-3");
-    assert_layers(vl, 1, "4-5");
-    ck_assert_int_eq(k25->max_context_len, 262144);
-    ck_assert_int_eq(vl->max_context_len, 131072);
-    model_destroy(k2);
-    model_destroy(k25);
-    model_destroy(vl);
-}
-
-TEST_OF(hugging_face, lightning_layers)
-{
-    struct model *text = load_hf("minimax"), *m1 = load_hf("minimax_m1");
-    assert_layers(text, 0, "0-6,8-14");
-    assert_layers(text, 1, "7,15");
-    const attn_linear_dims *dims = text->groups[0].linear;
-    ck_assert_uint_eq(dims->family, ATTN_LINEAR_LIGHTNING);
-    ck_assert_uint_eq(dims->flags, 0);
-    ck_assert_int_eq(dims->num_k_heads,
-                     64); /* each head has its own keys; in full layers 8 share */
-    ck_assert_int_eq(dims->num_v_heads, 64);
-    ck_assert_int_eq(dims->head_k_dim, 128);
-    ck_assert_int_eq(dims->head_v_dim, 128);
-    ck_assert_int_eq(dims->conv_width, 0);
-    ck_assert_int_eq(dims->chunk, 256);
-    ck_assert_uint_eq(dims->state_dtype, ATTN_F32);
-    ck_assert_uint_eq(dims->conv_dtype, ATTN_DTYPE_NONE);
-    assert_close(text->groups[0].sm_scale, 1);
-    ck_assert_int_eq(text->groups[1].num_q_heads, 64);
-    ck_assert_int_eq(text->groups[1].num_kv_heads, 8);
-    ck_assert_int_eq(text->groups[1].window_left, -1);
-    assert_close(text->groups[1].sm_scale, 1 / sqrt(128));
-    ck_assert_int_eq(text->max_context_len, 10240000);
-    assert_layers(m1, 0, "0-1,3");
-    assert_layers(m1, 1, "2");
-    ck_assert_uint_eq(m1->groups[0].linear->family, ATTN_LINEAR_LIGHTNING);
-    model_destroy(text);
-    model_destroy(m1);
-}
-
-TEST_OF(hugging_face, convolution_layers)
-{
-    struct model *named = load_hf("lfm2"), *listed = load_hf("lfm2_indices");
-    assert_layers(named, 0, "0-1,3-4,6-7,9-15/2");
-    assert_layers(named, 1, "2-8/3,10-14/2");
-    const attn_linear_dims *dims = named->groups[0].linear;
-    ck_assert_uint_eq(dims->family, ATTN_LINEAR_SHORT_CONV);
-    ck_assert_uint_eq(dims->flags, ATTN_LINEAR_CONV_IDENTITY);
-    ck_assert_int_eq(dims->num_k_heads, 0);
-    ck_assert_int_eq(dims->head_k_dim, 0);
-    ck_assert_int_eq(dims->num_v_heads * dims->head_v_dim, 2048); /* a channel for each element */
-    ck_assert_int_eq(dims->conv_width, 3);
-    ck_assert_uint_eq(dims->conv_dtype, ATTN_BF16);
-    ck_assert_int_eq(named->groups[1].num_kv_heads, 8);
-    ck_assert_int_eq(named->groups[1].head_dim, 64);
-    ck_assert_int_eq(named->max_context_len, 128000);
-    assert_layers(listed, 0, "0-1,3-4");
-    assert_layers(listed, 1, "2,5");
-    model_destroy(named);
-    model_destroy(listed);
-}
-
-TEST_OF(hugging_face, linear_layers)
-{
-    struct model *next = load_hf("qwen3_next"), *kimi = load_hf("kimi_linear");
-    assert_layers(next, 0, "0-2,4-6");
-    assert_layers(next, 1, "3,7");
-    const attn_linear_dims *gdn = next->groups[0].linear;
-    ck_assert_uint_eq(gdn->family, ATTN_LINEAR_GDN);
-    ck_assert_int_eq(gdn->num_k_heads, 16);
-    ck_assert_int_eq(gdn->num_v_heads, 32);
-    ck_assert_int_eq(gdn->conv_width, 4);
-    ck_assert_uint_eq(gdn->state_dtype, ATTN_F32);
-    ck_assert_ptr_null(next->groups[1].linear);
-
-    assert_layers(kimi, 0, "0-2,4"); /* the file counts from 1 */
-    assert_layers(kimi, 1, "3");
-    ck_assert_uint_eq(kimi->groups[0].linear->family, ATTN_LINEAR_KDA);
-    ck_assert_uint_eq(kimi->groups[1].kind, ATTN_KIND_MLA);
-    ck_assert_int_eq(kimi->max_context_len, 1048576);
-    model_destroy(next);
-    model_destroy(kimi);
 }
 
 /* A file of tests/models with one more key. */
@@ -484,68 +330,16 @@ static void assert_bounds(const struct model *model, float dt_min, float dt_max,
                   "'%s' does not end in '%s'", text, end);
 }
 
-TEST_OF(hugging_face, mamba2_layers)
+TEST_OF(hugging_face, bounds_of_linear_layers)
 {
-    struct model *falcon = load_hf("falcon_h1"), *nemotron = load_hf("nemotron_h");
     struct model *mamba = load_hf("mamba2");
-    assert_layers(falcon, 0, "0-4/2");
-    assert_layers(falcon, 1, "1-5/2");
-    ck_assert_int_eq(falcon->layers[4].block, 2); /* two layers a block */
-    ck_assert_int_eq(falcon->groups[0].linear->num_v_heads, 48);
-    ck_assert_int_eq(falcon->groups[0].linear->head_k_dim, 256);
-
-    assert_layers(nemotron, 0, "0-1,3"); /* M-M*-M-: an MLP is no layer */
-    assert_layers(nemotron, 1, "2");
-    ck_assert_int_eq(nemotron->layers[2].block, 3);
-    ck_assert_int_eq(nemotron->groups[0].linear->num_groups, 8);
-    ck_assert_int_eq(nemotron->groups[1].head_dim, 128);
-
-    ck_assert_uint_eq(mamba->num_kv_groups, 0);
-    ck_assert_uint_eq(mamba->num_buffers, 3);
-    ck_assert_int_eq(mamba->max_context_len, MODEL_DEFAULT_CONTEXT);
-    assert_close(mamba->groups[0].sm_scale, 1);
-    assert_close(mamba->groups[0].linear->dt_min, 0.25);
-    assert_close(mamba->groups[0].linear->dt_max, 100);
-    assert_close(nemotron->groups[0].linear->dt_min, 0.001); /* time_step_min, left out */
-    assert_close(falcon->groups[0].linear->dt_max, 0);       /* infinite */
     assert_bounds(mamba, 0.25f, 100, 0, ", sm_scale 1, dt 0.25..100");
     assert_bounds(mamba, 0, 0.1f, -5, ", sm_scale 1, dt 0..0.1, lower_bound -5");
     assert_bounds(mamba, 0.5f, 0, 0, ", sm_scale 1, dt at least 0.5");
     assert_bounds(mamba, 0, 0, 0, ", sm_scale 1");
-    model_destroy(falcon);
-    model_destroy(nemotron);
+    ck_assert_uint_eq(mamba->num_kv_groups, 0);
+    ck_assert_uint_eq(mamba->num_buffers, 3);
     model_destroy(mamba);
-}
-
-TEST_OF(hugging_face, encoders)
-{
-    struct model *bert = load_hf("bert"), *roberta = load_hf("roberta");
-    struct model *modern = load_hf("modernbert"), *whisper = load_hf("whisper");
-    ck_assert_uint_eq(bert->groups[0].attn_type, ATTN_TYPE_ENCODER_ONLY);
-    ck_assert_uint_eq(bert->num_buffers, 0);
-    ck_assert_uint_eq(bert->dtype, ATTN_F32);
-    ck_assert_int_eq(roberta->max_context_len, 512);
-    assert_layers(modern, 0, "0,3");
-    ck_assert_int_eq(modern->groups[1].window_left, 64);
-    ck_assert_int_eq(modern->groups[1].window_right, 64);
-
-    ck_assert_uint_eq(whisper->num_groups, 3);
-    assert_layers(whisper, 0, "0,2");
-    assert_layers(whisper, 1, "1,3");
-    assert_layers(whisper, 2, "4-6");
-    ck_assert_uint_eq(whisper->groups[1].attn_type, ATTN_TYPE_CROSS);
-    ck_assert_int_eq(whisper->groups[1].window_right, -1);
-    ck_assert_int_eq(whisper->groups[0].kv_group, 0);
-    ck_assert_int_eq(whisper->groups[1].kv_group, 1);
-    ck_assert_uint_eq(whisper->num_kv_groups, 2);
-    ck_assert_uint_eq(whisper->kv_groups[1].holds, MODEL_KV_ENCODER);
-    ck_assert_int_eq(whisper->kv_groups[1].max_kv_len, 1500);
-    ck_assert_int_eq(whisper->kv_groups[0].max_kv_len, 448);
-    ck_assert_int_eq(whisper->layers[4].kv_buffer, -1);
-    model_destroy(bert);
-    model_destroy(roberta);
-    model_destroy(modern);
-    model_destroy(whisper);
 }
 
 #define LLAMA "{\"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64, "
