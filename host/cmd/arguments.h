@@ -41,6 +41,25 @@ struct option_row {
         .name = NULL                                                                               \
     }
 
+/* Rows whose values lie at `at` in the command's struct. A switch has no word for its value. */
+#define OPTION_ROW_SWITCH(text, at, about)                                                         \
+    {                                                                                              \
+        .name = text, .kind = OPTION_SWITCH, .place = at, .help = about                            \
+    }
+#define OPTION_ROW_TEXT(text, word, at, about)                                                     \
+    {                                                                                              \
+        .name = text, .value = word, .kind = OPTION_TEXT, .place = at, .help = about               \
+    }
+#define OPTION_ROW_LIST(text, word, at, about)                                                     \
+    {                                                                                              \
+        .name = text, .value = word, .kind = OPTION_LIST, .place = at, .help = about               \
+    }
+/* The last argument is OPTION_UINT64 or another pair of .read and .accepted. */
+#define OPTION_ROW_VALUE(text, word, at, about, ...)                                               \
+    {                                                                                              \
+        .name = text, .value = word, .kind = OPTION_VALUE, .place = at, .help = about, __VA_ARGS__ \
+    }
+
 /* The same for every command that reads an ini. */
 #define OPTION_ROW_SET                                                                             \
     {                                                                                              \
@@ -55,6 +74,9 @@ bool option_read_device(const char *text, void *place);  /* const char *: "cpu",
 #define OPTION_ACCEPTS_UINT64  "0..2^64-1"
 #define OPTION_ACCEPTS_SECONDS "seconds, more than 0, at most 1000000"
 #define OPTION_ACCEPTS_DEVICE  "cpu, cuda, cuda:N"
+#define OPTION_UINT64          .read = option_read_uint64, .accepted = OPTION_ACCEPTS_UINT64
+#define OPTION_SECONDS         .read = option_read_seconds, .accepted = OPTION_ACCEPTS_SECONDS
+#define OPTION_DEVICE          .read = option_read_device, .accepted = OPTION_ACCEPTS_DEVICE
 
 /* How many things a command line names, apart from options. */
 enum arguments_target { TARGET_ONE, TARGET_AT_MOST_ONE, TARGET_MANY };

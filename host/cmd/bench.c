@@ -30,50 +30,36 @@ static bool read_seconds(const char *text, void *place)
 
 #define ACCEPTS_SECONDS "a number of seconds from 0 to 3600"
 
+#define AT(member) offsetof(struct bench_values, member)
+
 static const struct option_row options[] = {
-    {.name = "backend",
-     .value = "NAME[,NAME]...",
-     .kind = OPTION_LIST,
-     .place = offsetof(struct bench_values, backends),
-     .help = "backends, or names of [backend.NAME] sections; may be repeated"},
-    {.name = "shape",
-     .value = "KEY=VALUE[,...]",
-     .kind = OPTION_LIST,
-     .place = offsetof(struct bench_values, shapes),
-     .help = "a shape, as below; may be repeated"},
+    OPTION_ROW_LIST("backend", "NAME[,NAME]...", AT(backends),
+                    "backends, or names of [backend.NAME] sections; may be repeated"),
+    OPTION_ROW_LIST("shape", "KEY=VALUE[,...]", AT(shapes), "a shape, as below; may be repeated"),
     {.name = "device",
      .value = "auto|cpu|cuda:N",
      .kind = OPTION_KEY,
      .key = "platform.device",
      .help = "platform.device; auto is the device that `run` chooses for the ini, or the one that "
              "all backends of --backend have in common"},
-    {.name = "seconds",
-     .value = "S",
-     .kind = OPTION_VALUE,
-     .place = offsetof(struct bench_values, seconds),
-     .read = read_seconds,
-     .accepted = ACCEPTS_SECONDS,
-     .help = "approximate time for everything, divided evenly (default: 1 for each backend on each "
-             "shape and for each ceiling). A backend too slow for several calls is measured by one "
-             "call; later shapes with long calls are left out"},
-    {.name = "sustain",
-     .value = "S",
-     .kind = OPTION_VALUE,
-     .place = offsetof(struct bench_values, sustain),
-     .read = read_seconds,
-     .accepted = ACCEPTS_SECONDS,
-     .help = "keep the device busy for S seconds before each measurement, without the pauses that "
-             "keep a GPU cool (0)"},
+    OPTION_ROW_VALUE(
+        "seconds", "S", AT(seconds),
+        "approximate time for everything, divided evenly (default: 1 for each backend on each "
+        "shape and for each ceiling). A backend too slow for several calls is measured by one "
+        "call; later shapes with long calls are left out",
+        .read = read_seconds, .accepted = ACCEPTS_SECONDS),
+    OPTION_ROW_VALUE(
+        "sustain", "S", AT(sustain),
+        "keep the device busy for S seconds before each measurement, without the pauses that "
+        "keep a GPU cool (0)",
+        .read = read_seconds, .accepted = ACCEPTS_SECONDS),
     {.name = "seed",
      .value = "N",
      .kind = OPTION_KEY,
      .key = "workload.seed",
      .help = "workload.seed, for values and the order of pages"},
-    {.name = "json",
-     .value = "FILE|-",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct bench_values, json),
-     .help = "write everything, including each sample, as JSON; - is stdout"},
+    OPTION_ROW_TEXT("json", "FILE|-", AT(json),
+                    "write everything, including each sample, as JSON; - is stdout"),
     {.name = "set",
      .value = "section.key=value",
      .kind = OPTION_SET,

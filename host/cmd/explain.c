@@ -26,16 +26,14 @@ struct values {
     bool json, would;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
     OPTION_ROW_SET,
-    {.name = "json",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, json),
-     .help = "the same as JSON"},
-    {.name = "would",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, would),
-     .help = "exit with 0 if the rules choose a backend, even if no such plugin exists yet"},
+    OPTION_ROW_SWITCH("json", AT(json), "the same as JSON"),
+    OPTION_ROW_SWITCH(
+        "would", AT(would),
+        "exit with 0 if the rules choose a backend, even if no such plugin exists yet"),
     OPTION_END,
 };
 

@@ -26,17 +26,12 @@ struct values {
     bool json;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
-    {.name = "config",
-     .value = "CONFIG.ini",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, config),
-     .help = "search the plugins of this ini"},
+    OPTION_ROW_TEXT("config", "CONFIG.ini", AT(config), "search the plugins of this ini"),
     OPTION_ROW_SET,
-    {.name = "json",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, json),
-     .help = "the same as JSON"},
+    OPTION_ROW_SWITCH("json", AT(json), "the same as JSON"),
     OPTION_END,
 };
 

@@ -25,22 +25,19 @@ struct values {
     bool json, matrix, words;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
     OPTION_ROW_SET,
-    {.name = "json",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, json),
-     .help = "the same as JSON"},
-    {.name = "matrix",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, matrix),
-     .help = "capabilities of backends side by side, as a Markdown table: each row changes one "
-             "property of a plain problem"},
-    {.name = "words",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, words),
-     .help = "print the ABI's numbers with their names instead, for languages without C macros; "
-             "columns are set, value, constant and word, separated by tabs"},
+    OPTION_ROW_SWITCH("json", AT(json), "the same as JSON"),
+    OPTION_ROW_SWITCH(
+        "matrix", AT(matrix),
+        "capabilities of backends side by side, as a Markdown table: each row changes one "
+        "property of a plain problem"),
+    OPTION_ROW_SWITCH(
+        "words", AT(words),
+        "print the ABI's numbers with their names instead, for languages without C macros; "
+        "columns are set, value, constant and word, separated by tabs"),
     OPTION_END,
 };
 

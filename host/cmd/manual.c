@@ -31,17 +31,11 @@ struct values {
     const char *man, *completion;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
-    {.name = "man",
-     .value = "attnhost|COMMAND",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, man),
-     .help = "a man page"},
-    {.name = "completion",
-     .value = "bash|zsh|fish",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, completion),
-     .help = "completion of command lines"},
+    OPTION_ROW_TEXT("man", "attnhost|COMMAND", AT(man), "a man page"),
+    OPTION_ROW_TEXT("completion", "bash|zsh|fish", AT(completion), "completion of command lines"),
     OPTION_END,
 };
 

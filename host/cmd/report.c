@@ -21,17 +21,13 @@ struct values {
     const char *svg;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
-    {.name = "output",
-     .value = "FILE.html|-",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, output),
-     .help = "file of the page (default: -, stdout; with --svg, no page)"},
-    {.name = "svg",
-     .value = "FOLDER",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, svg),
-     .help = "also write each figure as a file in this folder, which is created if missing"},
+    OPTION_ROW_TEXT("output", "FILE.html|-", AT(output),
+                    "file of the page (default: -, stdout; with --svg, no page)"),
+    OPTION_ROW_TEXT("svg", "FOLDER", AT(svg),
+                    "also write each figure as a file in this folder, which is created if missing"),
     OPTION_END,
 };
 

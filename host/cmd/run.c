@@ -22,6 +22,8 @@ struct values {
     bool print_config, quiet;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
     {.name = "trace",
      .value = "FILE",
@@ -43,19 +45,10 @@ static const struct option_row options[] = {
      .key = "attention.decode_attention_backend"},
     {.name = "max-requests", .value = "N", .kind = OPTION_KEY, .key = "workload.max_requests"},
     {.name = "seed", .value = "N", .kind = OPTION_KEY, .key = "workload.seed"},
-    {.name = "json",
-     .value = "FILE|-",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, json),
-     .help = "write the report as JSON; - is stdout"},
-    {.name = "print-config",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, print_config),
-     .help = "print the effective configuration and exit"},
-    {.name = "quiet",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, quiet),
-     .help = "do not print the chosen backends"},
+    OPTION_ROW_TEXT("json", "FILE|-", AT(json), "write the report as JSON; - is stdout"),
+    OPTION_ROW_SWITCH("print-config", AT(print_config),
+                      "print the effective configuration and exit"),
+    OPTION_ROW_SWITCH("quiet", AT(quiet), "do not print the chosen backends"),
     OPTION_END,
 };
 

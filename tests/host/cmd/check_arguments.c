@@ -22,44 +22,18 @@ struct values {
     double seconds;
 };
 
+#define AT(member) offsetof(struct values, member)
+
 static const struct option_row options[] = {
-    {.name = "quick",
-     .kind = OPTION_SWITCH,
-     .place = offsetof(struct values, quick),
-     .help =
-         "a switch whose help is so long that it does not fit on one line of a terminal, and so "
-         "goes on below where it began"},
-    {.name = "text",
-     .value = "TEXT",
-     .kind = OPTION_TEXT,
-     .place = offsetof(struct values, text),
-     .help = "a text"},
-    {.name = "name",
-     .value = "NAME",
-     .kind = OPTION_LIST,
-     .place = offsetof(struct values, names),
-     .help = "one of many"},
-    {.name = "number",
-     .value = "N",
-     .kind = OPTION_VALUE,
-     .place = offsetof(struct values, number),
-     .read = option_read_uint64,
-     .accepted = OPTION_ACCEPTS_UINT64,
-     .help = "a number"},
-    {.name = "seconds",
-     .value = "S",
-     .kind = OPTION_VALUE,
-     .place = offsetof(struct values, seconds),
-     .read = option_read_seconds,
-     .accepted = OPTION_ACCEPTS_SECONDS,
-     .help = "a time"},
-    {.name = "device",
-     .value = "DEVICE",
-     .kind = OPTION_VALUE,
-     .place = offsetof(struct values, device),
-     .read = option_read_device,
-     .accepted = OPTION_ACCEPTS_DEVICE,
-     .help = "a device"},
+    OPTION_ROW_SWITCH(
+        "quick", AT(quick),
+        "a switch whose help is so long that it does not fit on one line of a terminal, and so "
+        "goes on below where it began"),
+    OPTION_ROW_TEXT("text", "TEXT", AT(text), "a text"),
+    OPTION_ROW_LIST("name", "NAME", AT(names), "one of many"),
+    OPTION_ROW_VALUE("number", "N", AT(number), "a number", OPTION_UINT64),
+    OPTION_ROW_VALUE("seconds", "S", AT(seconds), "a time", OPTION_SECONDS),
+    OPTION_ROW_VALUE("device", "DEVICE", AT(device), "a device", OPTION_DEVICE),
     {.name = "seed", .value = "N", .kind = OPTION_KEY, .key = "workload.seed"},
     OPTION_ROW_SET,
     OPTION_END,
