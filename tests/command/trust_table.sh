@@ -12,7 +12,7 @@ sed -n 's/^| .* | `\([^`]*\)` | `\([^`]*\)` |$/\1\t\2/p' "$top/docs/TRUST.md" >"
 tab=$(printf '\t')
 while IFS=$tab read -r file name; do
     case $file in
-    *.c) tap_try "$file: $name" grep -qE -e "(tcase_add_(loop_)?test|TEST_OF)\(.*, $name[,)]" "$top/$file" ;;
+    *.c) tap_try "$file: $name" grep -qE -e "^(TEST|LOOP)_OF\(\w+, $name[,)]" "$top/$file" ;;
     *) tap_try "$file: $name" grep -qF -e "\"$name\"" "$top/$file" ;;
     esac
 done <"$rows"
