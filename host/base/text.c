@@ -136,19 +136,6 @@ bool text_parse_double(const char *text, double *value)
     return true;
 }
 
-bool text_parse_any_double(const char *text, double *value)
-{
-    const char *word = text + (*text == '-' || *text == '+');
-    double sign = *text == '-' ? -1.0 : 1.0;
-    if (text_equal_ignoring_case(word, "inf") || text_equal_ignoring_case(word, "infinity"))
-        *value = sign * (double)INFINITY;
-    else if (text_equal_ignoring_case(word, "nan"))
-        *value = copysign((double)NAN, sign);
-    else
-        return text_parse_double(text, value);
-    return true;
-}
-
 bool text_parse_bool(const char *text, bool *value)
 {
     static const char *const words[] = {"no", "yes", "false", "true", "off", "on", "0", "1"};

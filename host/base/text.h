@@ -27,9 +27,6 @@ bool text_parse_uint64(const char *text, uint64_t *value);
  * overflows to infinity are refused; what underflows becomes the nearest double. */
 bool text_parse_double(const char *text, double *value);
 
-/* As text_parse_double(), and also nan, inf and infinity (any case, optional sign). */
-bool text_parse_any_double(const char *text, double *value);
-
 /* yes/no, true/false, on/off, 1/0; any case. */
 bool text_parse_bool(const char *text, bool *value);
 

@@ -112,14 +112,6 @@ uint64_t kv_pool_bytes_held(const struct model *model, const struct kv_pool_grou
     return bytes;
 }
 
-uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups)
-{
-    uint64_t bytes = 0;
-    for (uint32_t holds = 0; holds < MODEL_KV_COUNT; holds++)
-        bytes += kv_pool_bytes_held(model, groups, holds);
-    return bytes;
-}
-
 uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups)
 {
     uint64_t bytes = 0;

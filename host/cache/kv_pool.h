@@ -57,9 +57,7 @@ struct kv_pool {
     uint64_t bytes; /* in all */
 };
 
-/* Bytes that one more token takes in all buffers together; states take none. Those of the layers
- * alone whose KV group holds MODEL_KV_*. */
-uint64_t kv_pool_bytes_per_token(const struct model *model, const struct kv_pool_group *groups);
+/* Bytes that one more token takes in the buffers of the layers whose KV group holds MODEL_KV_*; states take none. */
 uint64_t kv_pool_bytes_held(const struct model *model, const struct kv_pool_group *groups,
                             uint32_t holds);
 

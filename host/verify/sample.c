@@ -27,9 +27,3 @@ int sample_in_layer(uint64_t row_state, int32_t layer, uint64_t threshold)
 {
     return mix_absorb(row_state, (uint64_t)layer) >> 11 < threshold;
 }
-
-int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate)
-{
-    return sample_in_layer(sample_row_state(seed, request, position), layer,
-                           sample_threshold(rate));
-}

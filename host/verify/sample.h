@@ -24,12 +24,8 @@
 /* floor(rate * 2^53); a rate below 0 or NaN counts as 0, one above 1 as 1. */
 uint64_t sample_threshold(double rate);
 
-/* 1 if the row of `request` (as above) at absolute `position` in `layer` is sampled
- * at `rate`, else 0. */
-int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate);
-
-/* The same in two parts, for a row that is looked at in many layers: the state after `position`,
- * and whether the row is sampled in a layer. */
+/* Whether the row of `request` (as above) at absolute `position` is sampled, in two parts, as a row is looked at in many
+ * layers: the state after `position`, and 1 if the row is sampled in a layer, else 0. */
 uint64_t sample_row_state(uint64_t seed, int64_t request, int64_t position);
 int sample_in_layer(uint64_t row_state, int32_t layer, uint64_t threshold);
 

@@ -359,15 +359,6 @@ attn_status verifier_wait(struct verifier *verifier, attn_error *error)
                              : host_fail(error, status, "%s", host_error_text(&queue->said));
 }
 
-attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
-                           const attn_tensor *out, attn_error *error)
-{
-    attn_status status = verifier_add(verifier, step, layer, out, error);
-    if (status == ATTN_OK)
-        status = verifier_judge(verifier, error);
-    return status == ATTN_OK ? verifier_wait(verifier, error) : status;
-}
-
 double verifier_of_bar(const struct verifier *verifier, int32_t layer, bool decode)
 {
     return verifier->of_bar[layer][decode];

@@ -148,10 +148,6 @@ attn_status verifier_judge(struct verifier *verifier, attn_error *error);
  * error is that of any of it. */
 attn_status verifier_wait(struct verifier *verifier, attn_error *error);
 
-/* verifier_add(), verifier_judge() and verifier_wait(). */
-attn_status verifier_check(struct verifier *verifier, const struct verify_step *step, int32_t layer,
-                           const attn_tensor *out, attn_error *error);
-
 /* The largest max_of_bar of a layer's rows, of those of decode steps or of all others; negative if
  * none was judged. */
 double verifier_of_bar(const struct verifier *verifier, int32_t layer, bool decode);

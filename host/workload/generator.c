@@ -228,11 +228,6 @@ float generator_rank_slope(const struct generator *generator, int32_t head, int3
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
 
-int generator_has_dtype(attn_dtype dtype)
-{
-    return dtype == ATTN_F64 || dtype == ATTN_F32 || dtype == ATTN_F16 || dtype == ATTN_BF16;
-}
-
 static void convert_f64(const int16_t *raw, int64_t count, double *out)
 {
     for (int64_t i = 0; i < count; i++)

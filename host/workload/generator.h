@@ -149,9 +149,6 @@ typedef struct generator_tensor {
     int32_t first, dim;
 } generator_tensor;
 
-/* 1 if the conversion to `dtype` exists and is exact. */
-int generator_has_dtype(attn_dtype dtype);
-
 /* `count` raw integers as elements of `dtype` at `out`: of a type for which the conversion is exact,
  * or ATTN_FP8_E4M3, which rounds each once. */
 void generator_convert(const int16_t *raw, int64_t count, attn_dtype dtype, void *out);

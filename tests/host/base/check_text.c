@@ -105,19 +105,6 @@ TEST_OF(parsers, double_is_finite_and_decimal)
     }
 }
 
-TEST_OF(parsers, any_double_takes_nan_and_infinity)
-{
-    double value;
-    ck_assert(text_parse_any_double("NaN", &value) && isnan(value));
-    ck_assert(text_parse_any_double("-nan", &value) && isnan(value) && signbit(value));
-    ck_assert(text_parse_any_double("inf", &value) && isinf(value) && value > 0);
-    ck_assert(text_parse_any_double("-Infinity", &value) && isinf(value) && value < 0);
-    ck_assert(text_parse_any_double("2.5", &value) && value == 2.5);
-    ck_assert(!text_parse_any_double("infi", &value));
-    ck_assert(!text_parse_any_double("", &value));
-    ck_assert(!text_parse_any_double("+-inf", &value));
-}
-
 /* A locale whose decimal sign is a comma, if the machine has one. */
 TEST_OF(parsers, locale_changes_nothing)
 {

@@ -170,7 +170,7 @@ TEST_OF(shapes, nhd)
     ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_STATE));
     ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_CONV_STATE));
     ck_assert_uint_eq(pool->bytes, 7 * 5 * 3 * (20 + 9) * 2);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9) * 2);
+    ck_assert_uint_eq(kv_pool_bytes_held(&model, &group, MODEL_KV_DECODER), 3 * (20 + 9) * 2);
 }
 
 TEST_OF(shapes, hnd)
@@ -179,7 +179,7 @@ TEST_OF(shapes, hnd)
     const struct kv_pool_buffer *buffer = create(&group, 5, 7, 0, false);
     is_tensor(tensor_of(buffer, ATTN_ROLE_K_CACHE), ATTN_FP8_E5M2, 7, 3, 5, 20);
     is_tensor(tensor_of(buffer, ATTN_ROLE_V_CACHE), ATTN_FP8_E5M2, 7, 3, 5, 9);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 3 * (20 + 9));
+    ck_assert_uint_eq(kv_pool_bytes_held(&model, &group, MODEL_KV_DECODER), 3 * (20 + 9));
 }
 
 TEST_OF(shapes, mla_latent)
@@ -190,7 +190,7 @@ TEST_OF(shapes, mla_latent)
     const struct kv_pool_buffer *buffer = create(&group, 64, 3, 0, false);
     is_tensor(tensor_of(buffer, ATTN_ROLE_LATENT_CACHE), ATTN_BF16, 3, 64, 576);
     ck_assert_uint_eq(buffer->num_tensors, 1);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 1152);
+    ck_assert_uint_eq(kv_pool_bytes_held(&model, &group, MODEL_KV_DECODER), 1152);
 }
 
 TEST_OF(shapes, mla_latent_fp8)
@@ -201,7 +201,7 @@ TEST_OF(shapes, mla_latent_fp8)
     const struct kv_pool_buffer *buffer = create(&group, 64, 3, 0, false);
     is_tensor(tensor_of(buffer, ATTN_ROLE_LATENT_CACHE), ATTN_U8, 3, 64, 656);
     ck_assert_uint_eq(buffer->num_tensors, 1);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 656);
+    ck_assert_uint_eq(kv_pool_bytes_held(&model, &group, MODEL_KV_DECODER), 656);
 }
 
 TEST_OF(shapes, states)
@@ -213,7 +213,7 @@ TEST_OF(shapes, states)
     ck_assert_ptr_null(tensor_of(buffer, ATTN_ROLE_V_CACHE));
     is_tensor(tensor_of(buffer, ATTN_ROLE_STATE), ATTN_F32, 4, 6, 5, 7);
     is_tensor(tensor_of(buffer, ATTN_ROLE_CONV_STATE), ATTN_BF16, 4, 6 * 7 + 2 * 2 * 5, 3);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &kv), 0);
+    ck_assert_uint_eq(kv_pool_bytes_held(&model, &kv, MODEL_KV_DECODER), 0);
     kv_pool_destroy(pool);
 
     struct kv_pool_group vk = {NULL, ATTN_LAYOUT_STATE_SSM_VK, ATTN_DTYPE_NONE};
@@ -277,7 +277,7 @@ TEST_OF(shapes, layers_that_share_have_one_buffer)
                      tensor_of(&pool->buffers[2], ATTN_ROLE_K_CACHE)->data);
     ck_assert_int_eq(shared->layers[3].kv_buffer, shared->layers[0].kv_buffer);
     uint64_t per_token = 2 * (2 * (16 + 8) * 4) + 1 * (16 + 16) * 2;
-    ck_assert_uint_eq(kv_pool_bytes_per_token(shared, both), per_token);
+    ck_assert_uint_eq(kv_pool_bytes_held(shared, both, MODEL_KV_DECODER), per_token);
     ck_assert_uint_eq(pool->bytes, per_token * 2 * 3);
     ck_assert_int_eq(live, 6);
     model_destroy(shared);
@@ -325,7 +325,6 @@ TEST_OF(shapes, layers_with_windows_have_their_pages)
     ck_assert_uint_eq(kv_pool_bytes_held(mixed, each, MODEL_KV_WINDOW), 2 * 128);
     ck_assert_uint_eq(kv_pool_bytes_held(mixed, each, MODEL_KV_ENCODER), 128);
     ck_assert_uint_eq(kv_pool_bytes_held(mixed, each, MODEL_KV_DECODER), 128);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(mixed, each), 4 * 128);
     model_destroy(mixed);
 }
 
@@ -337,7 +336,7 @@ TEST_OF(shapes, no_buffer_at_all)
     ck_assert_uint_eq(pool->num_buffers, 0);
     ck_assert_uint_eq(pool->bytes, 0);
     ck_assert_int_eq(allocations, 0);
-    ck_assert_uint_eq(kv_pool_bytes_per_token(&model, &group), 0);
+    ck_assert_uint_eq(kv_pool_bytes_held(&model, &group, MODEL_KV_DECODER), 0);
     kv_pool_destroy(NULL);
 }
 

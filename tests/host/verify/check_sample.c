@@ -35,6 +35,12 @@ static const struct {
     {42, 7, 0, 1, UINT64_C(0x476343b13b8c9)},
 };
 
+static int sample_row(uint64_t seed, int64_t request, int64_t position, int32_t layer, double rate)
+{
+    uint64_t state = sample_row_state(seed, request, position);
+    return sample_in_layer(state, layer, sample_threshold(rate));
+}
+
 static int sample_known(int index, uint64_t share)
 {
     return sample_row(known[index].seed, known[index].request, known[index].position,

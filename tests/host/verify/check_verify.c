@@ -444,8 +444,12 @@ static struct verify_result judge(int32_t layer)
     host_error error;
     host_error_init(&error);
     ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
-    ck_assert_msg(verifier_check(verifier, &step, layer, &out, &error.base) == ATTN_OK, "%s",
-                  host_error_text(&error));
+    attn_status status = verifier_add(verifier, &step, layer, &out, &error.base);
+    if (status == ATTN_OK)
+        status = verifier_judge(verifier, &error.base);
+    if (status == ATTN_OK)
+        status = verifier_wait(verifier, &error.base);
+    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
     verifier_result(verifier, &result);
     verifier_destroy(verifier);
     return result;
