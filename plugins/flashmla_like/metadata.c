@@ -43,7 +43,8 @@ fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index)
     const attn_instance *instance = metadata->instance;
     const cuda_group *group = &instance->groups[index];
     const int64_t rows = cuda_plan_extent(&metadata->plan).q_len * group->ratio;
-    const int coded = fm_latents(group) == FM_LATENT_CODED; /* no kernel of 32 rows: 64 are faster */
+    const int coded =
+        fm_latents(group) == FM_LATENT_CODED; /* no kernel of 32 rows: 64 are faster */
     return shape_of(coded && rows > 16 && rows < MLA_ROWS ? MLA_ROWS : rows,
                     cuda_plan_num_sms(&metadata->plan, instance->facts.num_sms));
 }
