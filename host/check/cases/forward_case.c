@@ -221,6 +221,9 @@ const char *case_spec_defect(const struct case_spec *spec)
     if (spec->special_values && (!saves || spec->read_only_layer || spec->multi_item ||
                                  spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
         return "special_values";
+    if (spec->seen_nan && (!spec->without_needles || spec->special_values || spec->top_k > 0 ||
+                           spec->read_only_layer || case_is_expanded(spec)))
+        return "seen_nan";
     if (spec->min_alignment > CASE_ALIGNMENT)
         return "min_alignment";
     if (shares_wrongly(spec))
@@ -324,6 +327,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
         say(line, ", kv_lens shorter than prefix and queries");
     if (spec->special_values)
         say(line, ", special values");
+    if (spec->seen_nan)
+        say(line, ", a %s that is NaN", spec->seen_nan == NAN_IN_KEY ? "key" : "value");
     if (spec->hint != HINT_NONE)
         say(line, ", hint %d of shared prefixes", (int)spec->hint);
     if (spec->keys_in_page_0)

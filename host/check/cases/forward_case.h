@@ -75,6 +75,9 @@ enum case_hint {
     CASE_HINTS
 };
 
+/* What has an element that is NaN. */
+enum case_nan { NAN_NOWHERE, NAN_IN_VALUE, NAN_IN_KEY };
+
 /* What a layer of latent attention has in addition; kv_lora_rank 0 = it is none. The spec's heads
  * and dims are those of the form: absorbed, one KV head of kv_lora_rank + rope_dim whose value is
  * its first kv_lora_rank elements; expanded, nope_dim + rope_dim and v_dim. case_spec_set_form().
@@ -151,6 +154,9 @@ struct case_spec {
      * them some of it is infinite or NaN, and no row is. In the first sequence a value that all see
      * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
+    /* In every second sequence from the first on, of the first key that the last query sees. Other
+     * rows of these sequences that do not see it are not judged (KV-06). Without needles. */
+    enum case_nan seen_nan;
     enum case_host host;  /* which arrays the host has */
     enum case_hint hint;  /* of what sequences share */
     bool device_scales;   /* scales are on the device alone */

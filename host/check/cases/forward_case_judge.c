@@ -253,6 +253,19 @@ static void excuse_special_rows(const struct forward_case *c, reference_result *
                 result->kind[r] = REFERENCE_ROW_ABSENT;
 }
 
+/* A NaN that some rows of a sequence see may reach its others, too (KV-06). */
+static void excuse_rows_beside_nan(const struct forward_case *c, reference_result *result)
+{
+    for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
+        const int32_t key = case_nan_key(c, s);
+        for (int32_t t = 0; t < c->lengths.q_len[s] && key >= 0; t++) {
+            const reference_sight sight = case_sight(c, s, t);
+            if (!reference_sees(&sight, key))
+                result->kind[c->lengths.first_row[s] + t] = REFERENCE_ROW_ABSENT;
+        }
+    }
+}
+
 /* Rows of padding that no sequence has: finite, no more is asked. */
 static void ask_for_spare_rows(const struct forward_case *c, reference_result *result)
 {
@@ -386,6 +399,7 @@ static bool ask_oracle(struct run *run, bool second)
     if (!stand_out || !good(run, status, "the oracle"))
         return false;
     excuse_special_rows(c, result);
+    excuse_rows_beside_nan(c, result);
     ask_for_spare_rows(c, result);
     return true;
 }

@@ -630,6 +630,31 @@ static void make_seen_nan(struct forward_case *c)
     }
 }
 
+int32_t case_nan_key(const struct forward_case *c, int32_t s)
+{
+    if (c->spec.seen_nan == NAN_NOWHERE || s % 2 != 0 || c->lengths.q_len[s] == 0)
+        return -1;
+    const reference_sight sight = case_sight(c, s, c->lengths.q_len[s] - 1);
+    for (int32_t j = 0; j < c->lengths.kv_len[s]; j++)
+        if (reference_sees(&sight, j) && !case_is_shared(c, s, j))
+            return j;
+    return -1;
+}
+
+static void put_nan(struct forward_case *c, int32_t s)
+{
+    const int32_t j = case_nan_key(c, s);
+    const bool in_key = c->spec.seen_nan == NAN_IN_KEY;
+    for (int32_t h = 0; h < c->spec.num_kv_heads && j >= 0; h++) {
+        float *key = key_of(c, s, j, h), *value = value_of(c, s, j, h);
+        float *element = in_key ? &key[c->spec.head_dim - 1] : &value[(3 + h) % c->spec.v_head_dim];
+        const float before = *element;
+        *element = NAN;
+        put_key(c, s, j, h, key, value);
+        *element = before;
+    }
+}
+
 /* ---- All of it ------------------------------------------------------------------------------- */
 
 /* A query, or zeros for padding, in one tensor or two. */
@@ -723,6 +748,7 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
         status = hide_keys(c, s, error);
         if (case_is_special(c, s))
             make_special(c, s);
+        put_nan(c, s);
     }
     if (c->spec.special_values)
         make_seen_nan(c);

@@ -51,6 +51,18 @@ static void change_fp8(const struct check_run *run, const struct grid *grid,
     spec->device_scales = scaled && mix_stream(run->seed, 10) % 3 == 0;
 }
 
+/* In a tenth of the cases a key or a value that rows see is NaN, and so are their outputs. */
+static void put_nan(const struct check_run *run, struct case_spec *spec)
+{
+    struct case_spec changed = *spec;
+    if (mix_stream(run->seed, 11) % 10 != 0)
+        return;
+    changed.seen_nan = mix_stream(run->seed, 12) % 3 == 0 ? NAN_IN_VALUE : NAN_IN_KEY;
+    changed.without_needles = true;
+    if (!case_spec_defect(&changed))
+        *spec = changed;
+}
+
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   bool large, struct case_spec *spec)
@@ -69,6 +81,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     numbers_draw_hint(grid, used, mix_absorb(run->seed, 7), most_work, spec);
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
+    put_nan(run, spec);
     other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
     setting_tell(run, what);
     options_destroy(drawn);
