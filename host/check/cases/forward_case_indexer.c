@@ -10,6 +10,7 @@
 
 #include "host/base/dtype.h"
 
+#include <math.h>
 #include <string.h>
 
 /* Elements divided by 2^BELOW_LEAST are below 1e-4. */
@@ -138,6 +139,8 @@ static void put_labels(struct forward_case *c, int32_t s)
                 put_cached(c, case_slot(c, s, j), label);
             continue;
         }
+        if (has_codes(&c->spec) && j % 5 == 3) /* saturated, and of no weight for the scale */
+            label[0] = (double)INFINITY;
         char *row = case_vector(c, c->image, PART_INDEX_K, l->first_new[s] + n, 0, 0);
         for (int32_t d = 0; d < c->spec.indexer.label_dim; d++)
             dtype_store(dtype, row, d, label[d]);

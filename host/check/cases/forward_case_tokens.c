@@ -606,7 +606,7 @@ static void make_special_vector(struct forward_case *c, int32_t s, int32_t head,
     for (int32_t d = 0; d < c->shapes[part].shape[c->shapes[part].ndim - 1]; d++) {
         float x = draw_special(c, s, stream, 2 * d + v, scale);
         dtype_store(c->shapes[part].dtype, to, d,
-                    (double)x * (packed && d / 128 % 2 ? 0x1p-128 : 1));
+                    (double)x * (packed && d / 128 % 2 ? 0x1p-133 : 1));
     }
 }
 

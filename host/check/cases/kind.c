@@ -224,9 +224,16 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
     group->sm_scale *= 2;
     other->problem = k->c->posed.problem;
     other->problem.group = group;
+    if (group->sparse) {
+        other->sparse = *group->sparse;
+        other->sparse.top_k = (other->sparse.top_k + 1) / 2;
+        group->sparse = &other->sparse;
+    }
     for (int window = 1; window >= 0; window--) {
-        if (!window)
+        if (!window) {
             group->window_left = k->c->posed.group.window_left;
+            group->sparse = k->c->posed.group.sparse;
+        }
         attn_status status = subject->type->query(subject->type, k->at.options, subject->services,
                                                   &other->problem, &verdict, NULL);
         if (status == ATTN_OK && verdict.supported)

@@ -106,9 +106,10 @@ enum {
     KIND_SCALED = 4   /* it has a scale */
 };
 
-/* Another layer group for an instance that has the case's own. */
+/* Another layer group for an instance that has the case's own: one that chooses fewer keys, if any. */
 struct kind_beside {
     struct spec_problem posed;
+    attn_sparse_dims sparse;
     attn_problem problem; /* points into the struct */
 };
 

@@ -38,10 +38,13 @@ static struct grid_point any_point(const struct grid *grid, bool latent, uint64_
 bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64_t seed,
                  struct grid_point *point, struct case_spec *spec)
 {
+    const bool sparse = wish->latent && seed % 4 == 0;
     for (uint64_t n = 0; n < TRIES; n++) {
         *point = any_point(grid, wish->latent, seed, n);
         if (wish->padded)
             point->value[AXIS_PADDING] = 1;
+        if (sparse && n < TRIES / 2) /* of the latents drawn, few would have an indexer */
+            point->value[AXIS_CHOICE] = CHOICE_BF16;
         if (wish->modes && !(wish->modes >> point->value[AXIS_MODE] & 1))
             continue;
         if (sequel_accepts(grid, point, spec))
@@ -70,6 +73,7 @@ bool sequel_redraw(const struct grid *grid, const struct grid_point *point, int3
             next.value[AXIS_MASK] = (uint8_t)mask;
         if (!sequel_accepts(grid, &next, spec))
             continue;
+        spec->indexer.by_steps = spec->indexer.heads > 0 && !spec->sinks && mix_stream(seed, n) % 2;
         if (n % 2 == 0)
             numbers_draw_batch(grid, grid_options(grid, &next), mix_absorb(seed, n), most_work,
                                spec);

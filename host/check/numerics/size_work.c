@@ -110,7 +110,9 @@ static const struct case_run once = {.exact_memory = true};
 static void run_shape(struct check_run *run, const struct grid *grid, struct case_spec *spec,
                       int32_t shape, const attn_options *options)
 {
-    static const uint32_t threads[SHAPES] = {[WIDE] = 1, [UNEVEN] = 3, [MANY_HEADS] = 2};
+    /* Of many workers latents' tiles have the most units of work that their rows are cut into. */
+    const bool cuts_rows = spec->latent.kv_lora_rank > 0 && run->index % 2 == 0;
+    const uint32_t threads[SHAPES] = {1, 3, cuts_rows ? 12 : 2};
     char reason[512] = "";
     make_shape(spec, shape);
     widen(grid, options, shape, spec);
