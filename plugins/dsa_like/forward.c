@@ -10,6 +10,7 @@
 enum {
     CHOOSE_BLOCKS = 1,      /* of a multiprocessor: with more, rows take longer */
     LEAST_PART = 4096,      /* keys of a block */
+    ROOM_ALONE = 70000,     /* bytes of shared memory, of which a multiprocessor has no two */
     SHARED_OF_BLOCK = 1024, /* bytes, the system's */
 };
 
@@ -75,6 +76,14 @@ static uint32_t blocks_of_row(const attn_metadata *metadata, int64_t rows, int64
     return blocks;
 }
 
+/* Shared memory of a block, of which `cached` logits are a part. Blocks begin where those of labels end: two of them
+ * would share the first multiprocessor while others had none. */
+static uint32_t room_of_block(const attn_metadata *metadata, int64_t num_blocks, int cached)
+{
+    const uint32_t room = (uint32_t)DSA_CHOOSE_SHARED(cached);
+    return num_blocks <= num_sms(metadata) && room < ROOM_ALONE ? ROOM_ALONE : room;
+}
+
 /* Where a sieve may be used there is room for it, however many blocks a row has; longer parts than shared memory has
  * room for are read again for each pass. */
 static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call *call,
@@ -97,7 +106,7 @@ static attn_status launch_choose(const attn_metadata *metadata, dsa_choose_call 
                              .grid = {rows * blocks},
                              .block = {DSA_CHOOSE_THREADS},
                              .cluster = {blocks},
-                             .shared = (uint32_t)DSA_CHOOSE_SHARED(call->cached)},
+                             .shared = room_of_block(metadata, rows * blocks, call->cached)},
                call, stream, error);
 }
 

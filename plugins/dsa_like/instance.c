@@ -45,9 +45,10 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
                                    problems, error);
 }
 
-/* Percent of the L1 cache that becomes shared memory: 132 KB, for two blocks of dsa_choose, four of dsa_label_codes or
- * one of a group. Through the rest go labels and logits on their way to registers. All kernels have the same, so that
- * no block finds a multiprocessor as one of another kernel has left it, with less. */
+/* Percent of the L1 cache that becomes shared memory: 132 KB, for two blocks of dsa_choose or one alone (ROOM_ALONE,
+ * forward.c), four of dsa_label_codes or one of a group. Through the rest go labels and logits on their way to
+ * registers. All kernels have the same, so that no block finds a multiprocessor as one of another kernel has left it,
+ * with less. */
 enum { CARVEOUT = 57 };
 
 static attn_status load_kernels(attn_instance *made, attn_error *error)

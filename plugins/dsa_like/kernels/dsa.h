@@ -87,8 +87,7 @@ typedef struct dsa_header {
     int given_count; /* entries of a row of a choice that an engine gives, without counts */
 } dsa_header;
 
-/* A batch, and what dsa_plan makes of it. Plans are launched without overlap, so that all of it but `lens` is there
- * when a later kernel begins, which reads it before it waits for the kernel before. */
+/* A batch, and what dsa_plan makes of it. Kernels read it after their wait for the kernel before. */
 typedef struct dsa_batch {
     call_batch batch;
     dsa_header *header;
