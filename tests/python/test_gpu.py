@@ -46,10 +46,20 @@ MODELS = {
     "cohere2": dict(head_dim=128, sliding_window=40, layer_types=MIXED),
     "glm4": dict(head_dim=128),
 }
+# Latent ones, in the sizes of real models, by the backend that serves them.
+LATENT = dict(kv_lora_rank=512, qk_rope_head_dim=64, head_dim=64, qk_nope_head_dim=128, v_head_dim=128, q_lora_rank=96,
+              num_key_value_heads=8)
+INDEXED = {**LATENT, "index_topk": 64, "index_n_heads": 16, "index_head_dim": 128}
+LATENTS = {"deepseek_v2": {**LATENT, "q_lora_rank": None}, "deepseek_v3": LATENT, "deepseek_v32": INDEXED,
+           "glm_moe_dsa": {**INDEXED, "indexer_types": ["full"] * 4}}
+MODELS_OF = {**MODELS, **LATENTS}
 OTHERS = {"glm4": ("Glm4Config", {})}
 FAST = {"prefill_attention_backend": "fa3_like", "decode_attention_backend": "flashinfer_like"}
 BACKENDS = {"triton_like": {"attention_backend": "triton_like"},
             "flashinfer_like": {"attention_backend": "flashinfer_like"}, "fa3_like": FAST}
+SERVED = [*itertools.product(MODELS, BACKENDS, ("bf16", "f16"), (16, 64)),
+          *itertools.product(("deepseek_v2", "deepseek_v3"), ("flashmla_like",), ("bf16",), (16, 64)),
+          *itertools.product(("deepseek_v32", "glm_moe_dsa"), ("dsa_like",), ("bf16",), (16, 64))]
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 PLUGINS = os.environ.get("ATTNHOST_TEST_PLUGINS", "")  # a folder; else those that are installed
 
@@ -77,10 +87,10 @@ def sequences():
 def eager(name, dtype):
     """With peaked attention, as models.weights(); its parameters are of this type."""
     kind, special = {**models.MODELS, **OTHERS}[name]
-    values = {**models.SIZE, **special, **SIZE, **MODELS[name]}
+    values = {**models.SIZE, **special, **SIZE, **MODELS_OF[name]}
     torch.manual_seed(20)
     config = getattr(transformers, kind)(**values)
-    if name in ("gpt_oss", "mixtral"):
+    if name in ("gpt_oss", "mixtral", *LATENTS):
         config._experts_implementation = "batched_mm"  # another one waits for the GPU
     made = models.peak(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
     return made.to(dtype).cuda()
@@ -142,7 +152,7 @@ def errors(found, right):
     return off.abs().max().item(), off.square().mean().sqrt().item()
 
 
-@cases(*itertools.product(MODELS, BACKENDS, ("bf16", "f16"), (16, 64)))
+@cases(*SERVED)
 def test_logits(name, backend, dtype, page_size):
     use(backend, page_size)
     right, own = expected(name, DTYPES[dtype])
@@ -154,7 +164,7 @@ def test_logits(name, backend, dtype, page_size):
           f"root mean square {mean:.5f}, eager {own_mean:.5f}")
     assert largest < 2 * own_largest and mean < 1.25 * own_mean
     chosen = {phase.name: phase.chosen for group in cache.engine.choice.groups for phase in group.phases}
-    wanted = BACKENDS[backend]
+    wanted = BACKENDS.get(backend, {"attention_backend": backend})
     assert chosen == {phase: wanted.get(f"{phase}_attention_backend", wanted.get("attention_backend"))
                       for phase in ("prefill", "decode")}
 
