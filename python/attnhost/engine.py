@@ -11,7 +11,7 @@ lengths.
 On a GPU nothing here waits for it: a step's arrays go over in one copy from pinned memory. What a CUDA
 graph of decode steps reads lies in a GraphStep, at addresses that stay (graphs.py captures and replays).
 
-Needs PyTorch and nothing of Transformers. Sparse layers are those whose indexer chooses among latents.
+Needs PyTorch and nothing of Transformers. Sparse layers are those over latents.
 """
 import itertools
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence as Many, Tuple
@@ -101,8 +101,9 @@ class Engine:
     @staticmethod
     def _refuse_others(groups: Many[_abi.attn_layer_group]) -> None:
         for group in groups:
-            if group.kind == _abi.ATTN_KIND_SPARSE and not group.sparse.contents.index_heads:
-                raise Unsupported("sparse.index_heads 0: accepted 1 and more", "UNSUPPORTED", "sparse.index_heads")
+            if group.kind == _abi.ATTN_KIND_SPARSE and not group.mla:
+                raise Unsupported("kind sparse without mla: accepted softmax, mla, linear, sparse over latents",
+                                  "UNSUPPORTED", "kind")
 
     # ---- Set-up ------------------------------------------------------------------------------------
 
@@ -150,7 +151,8 @@ class Engine:
         pages, size, layout = len(self.pages.users), self.page_size, problem.kv_layout.decode()
         if layout == "mla.latent/1":
             width = group.mla.contents.kv_lora_rank + group.mla.contents.rope_dim
-            labels = self._label_pool(group.sparse.contents, pages) if group.sparse else {}
+            has_labels = group.sparse and group.sparse.contents.label_dim
+            labels = self._label_pool(group.sparse.contents, pages) if has_labels else {}
             return {"latent_cache": pool("latent_cache", pages, size, width), **labels}
         if layout not in ("kv.nhd/1", "kv.hnd/1"):
             raise Unsupported(f"kv_layout {layout}: accepted kv.nhd/1, kv.hnd/1, mla.latent/1",
@@ -482,6 +484,12 @@ class Engine:
         problem = self.layers[layer][1]
         return torch.empty((rows, problem.group.contents.num_q_heads, width), device=self.device,
                            dtype=DTYPES[_words.DTYPE_NAMES[problem.out_dtype]])
+
+    def choice_of(self, layer: int, rows: int) -> Dict[str, torch.Tensor]:
+        """Operands for what a sparse layer's indexer chooses: in its forward, and in those of layers that share it."""
+        top_k = self.layers[layer][1].group.contents.sparse.contents.top_k
+        return {"sparse_indices": torch.empty((rows, top_k), dtype=torch.int32, device=self.device),
+                "sparse_count": torch.empty(rows, dtype=torch.int32, device=self.device)}
 
     def forward(self, layer: int, **operands: Any) -> None:
         """A layer of the planned step. q, k, v, out are [rows, heads, dim]; k and v None where another

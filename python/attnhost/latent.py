@@ -4,7 +4,8 @@
 A module gives its cache the latents, c_kv and k_pe, and makes keys and values of them in expand_kv().
 Here it hands them to a backend as they are: absorbed, where W_UK goes into the queries and W_UV comes
 after the output, or expanded (attention.mla_prefill). Where a module has an indexer (DeepSeek V3.2), a backend
-chooses the keys by the operands of the indexer, and always has the absorbed form.
+chooses the keys by the operands of the indexer, and always has the absorbed form. Layers after it may attend to
+the same choice (GLM-5.1).
 """
 import inspect
 from typing import Any, Callable, Dict, Optional, Tuple
@@ -21,22 +22,26 @@ INDEXERS = {"DeepseekV32Indexer": "apply_rotary_pos_emb",
 
 def is_latent(module: torch.nn.Module) -> bool:
     return (all(hasattr(module, name) for name in ("expand_kv", "kv_b_proj", "kv_lora_rank"))
-            and module.kv_b_proj.bias is None and (not hasattr(module, "indexer") or has_indexer(module)))
+            and module.kv_b_proj.bias is None and (not hasattr(module, "indexer") or is_sparse(module)))
 
 
 def has_indexer(module: torch.nn.Module) -> bool:
-    """One of its own: some layers attend to what another layer has chosen."""
     return type(getattr(module, "indexer", None)).__name__ in INDEXERS
+
+
+def is_sparse(module: torch.nn.Module) -> bool:
+    """By an indexer of its own, or by what the layer before it has chosen."""
+    return has_indexer(module) or bool(getattr(module, "skip_topk", False))
 
 
 def members(module: Any, heads: int, scaling: Optional[float], dtype: int) -> Dict[str, Any]:
     """Of its attn_layer_group; labels and the indexer's queries are of `dtype`."""
     width, more = module.qk_nope_head_dim + module.qk_rope_head_dim, {}
-    if has_indexer(module):
-        indexer = module.indexer
-        more = {"sparse": _abi.attn_sparse_dims(
-            index_kind=_abi.ATTN_SPARSE_TOKEN, top_k=indexer.index_topk, block_size=1,
-            label_dim=indexer.head_dim, label_dtype=dtype, index_heads=indexer.n_heads, index_dtype=dtype)}
+    if is_sparse(module):
+        own = module.indexer and dict(label_dim=module.indexer.head_dim, label_dtype=dtype,
+                                      index_heads=module.indexer.n_heads, index_dtype=dtype)
+        more = {"sparse": _abi.attn_sparse_dims(index_kind=_abi.ATTN_SPARSE_TOKEN, block_size=1,
+                                                top_k=module.config.index_topk, **(own or {}))}
     return dict(kind="sparse" if more else "mla", kv_group=0, num_q_heads=heads, num_kv_heads=heads, head_dim=width,
                 v_head_dim=module.v_head_dim,
                 sm_scale=float(width ** -0.5 if scaling is None else scaling),

@@ -118,8 +118,8 @@ def _members(module: Any, kind: Key, query: torch.Tensor, key: torch.Tensor, val
         return latent.members(module, query.shape[1], scaling,
                               _words.number("dtype", DTYPE_NAMES.get(query.dtype, "f32"), _words.DTYPES))
     if call.get("indices") is not None:
-        raise Unsupported(f"layer {kind[1]}: keys that another layer's indexer, or an unknown one, has chosen: "
-                          f"accepted {_words.join(latent.INDEXERS)} in each layer", "UNSUPPORTED")
+        raise Unsupported(f"layer {kind[1]}: keys that an unknown indexer has chosen: accepted "
+                          f"{_words.join(latent.INDEXERS)}", "UNSUPPORTED")
     causal = _is_causal(module, call)
     left, right = (-1, -1) if kind[0] == "cross" else _window(module, call, causal)
     return dict(
@@ -446,6 +446,8 @@ class Cache(_Steps):
         self._rows: Optional[torch.Tensor] = None  # of q that are no padding; None = all
         self._planned = False
         self._called: set = set()  # layers of this step
+        self._shares = any(latent.is_sparse(module) and not latent.has_indexer(module) for module in model.modules())
+        self._chosen: Dict[str, torch.Tensor] = {}  # by the last indexer of this step, for layers after it
 
     def clear(self) -> None:
         """Forget the sequences of model.generate() and of calls of the model, which gives back their
@@ -565,6 +567,10 @@ class Cache(_Steps):
                                                 latent.expander(dims, kv_b, q.shape[1]))
         q_nope, q_pe, after = latent.absorb(dims, kv_b, q)
         out = self.engine.output(place, *q_nope.shape[::2])
+        if self._shares and index:
+            self._chosen = self.engine.choice_of(place, q.shape[0])
+        if self._shares:
+            index.update(self._chosen)
         if out.shape[0]:
             self.engine.forward(place, q_nope=q_nope, q_pe=q_pe, c_kv=c_kv, k_pe=k_pe, out=out, **index)
         return after(out.to(q.dtype))
@@ -607,7 +613,8 @@ def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, v
     awaited, _now.awaiting = _now.awaiting, None
     indexed, _now.indexed = _now.indexed, None
     call = {**call, "s_aux": s_aux}
-    if indexed and attention_mask is not None:  # of padding_mask(), as indexers want it
+    if attention_mask is not None and _is_latent(module) and latent.is_sparse(module):
+        # Of padding_mask(), as indexers want it.
         attention_mask = attention_mask[:, 0, 0] if attention_mask.shape[-1] else None
     kind = awaited.key if awaited else ("encoder", getattr(module, "layer_idx", None) or 0)
     if kind[0] == "self" and not _is_causal(module, call):

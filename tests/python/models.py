@@ -41,7 +41,7 @@ MODELS = {
     "deepseek_v2": ("DeepseekV2Config", {**LATENT, "q_lora_rank": None}),
     "deepseek_v3": ("DeepseekV3Config", LATENT),
     "deepseek_v32": ("DeepseekV32Config", INDEXED),
-    "glm_moe_dsa": ("GlmMoeDsaConfig", {**INDEXED, "indexer_types": ["full", "full"]}),
+    "glm_moe_dsa": ("GlmMoeDsaConfig", {**INDEXED, "indexer_types": ["full", "shared"]}),
 }
 
 
@@ -104,7 +104,6 @@ UNSERVED = {
                                   use_mamba_kernels=False)),
     "mamba": ("MambaConfig", dict.fromkeys(("intermediate_size", "num_attention_heads", "num_key_value_heads",
                                             "head_dim", "max_position_embeddings"))),
-    "glm_moe_dsa_shared": ("GlmMoeDsaConfig", {**INDEXED, "indexer_types": ["full", "shared"]}),
 }
 
 # Encoders, and models that have one: what to make them by.

@@ -51,7 +51,7 @@ LATENT = dict(kv_lora_rank=512, qk_rope_head_dim=64, head_dim=64, qk_nope_head_d
               num_key_value_heads=8)
 INDEXED = {**LATENT, "index_topk": 64, "index_n_heads": 16, "index_head_dim": 128}
 LATENTS = {"deepseek_v2": {**LATENT, "q_lora_rank": None}, "deepseek_v3": LATENT, "deepseek_v32": INDEXED,
-           "glm_moe_dsa": {**INDEXED, "indexer_types": ["full"] * 4}}
+           "glm_moe_dsa": {**INDEXED, "indexer_types": ["full", "shared"] * 2}}
 MODELS_OF = {**MODELS, **LATENTS}
 OTHERS = {"glm4": ("Glm4Config", {})}
 FAST = {"prefill_attention_backend": "fa3_like", "decode_attention_backend": "flashinfer_like"}

@@ -531,8 +531,7 @@ def test_models_whose_attention_cannot_be_said():
     refused(Unsupported, ["BertModel", "without a cache"], attnhost.Cache, make_encoder("bert")[1])
 
 
-@cases(("jamba", "JambaForCausalLM"), ("mamba", "MambaForCausalLM: its own code"),
-       ("glm_moe_dsa_shared", "layer 1: keys that another layer's indexer"))
+@cases(("jamba", "JambaForCausalLM"), ("mamba", "MambaForCausalLM: its own code"))
 def test_a_model_that_is_not_served(name, words):
     use()
     made = AutoModelForCausalLM.from_config(config(name), attn_implementation="attnhost").eval()
