@@ -43,9 +43,9 @@ fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index)
     const attn_instance *instance = metadata->instance;
     const cuda_group *group = &instance->groups[index];
     const int64_t rows = cuda_plan_extent(&metadata->plan).q_len * group->ratio;
-    const int coded =
-        fm_latents(group) == FM_LATENT_CODED; /* no kernel of 32 rows: 64 are faster */
-    return shape_of(coded && rows > 16 && rows < MLA_ROWS ? MLA_ROWS : rows,
+    /* Queries of e4m3 have no kernel of 32 rows: 64 are faster. */
+    const int wide = fm_latents(group) == FM_LATENT_CODED && rows > 16 && rows < MLA_ROWS;
+    return shape_of(wide ? MLA_ROWS : rows,
                     cuda_plan_num_sms(&metadata->plan, instance->facts.num_sms));
 }
 
@@ -64,7 +64,7 @@ static uint64_t most_units(const cuda_group *group, const attn_bounds *bounds)
 
 static uint64_t plan_bytes(const cuda_group *group, const attn_bounds *bounds)
 {
-    return aligned(sizeof(mla_plan_header)) + aligned(MLA_MOST_RANGES * sizeof(int)) +
+    return aligned(sizeof(mla_plan_header)) + aligned(MLA_MOST_RANGES * sizeof(mla_start)) +
            aligned(most_units(group, bounds) * sizeof(mla_unit));
 }
 
@@ -159,8 +159,8 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     cuda_plan_fill(&metadata->plan, group, &metadata->plan.kv[index], &call->batch);
     call->plan = (mla_plan_header *)(void *)at;
     at += aligned(sizeof(mla_plan_header));
-    call->first = (int *)(void *)at;
-    call->units = (mla_unit *)(void *)(at + aligned(MLA_MOST_RANGES * sizeof(int)));
+    call->starts = (mla_start *)(void *)at;
+    call->units = (mla_unit *)(void *)(at + aligned(MLA_MOST_RANGES * sizeof(mla_start)));
     call->most_units = (int)most_units(group, bounds);
     call->parts = (float *)(void *)metadata->scratch;
     call->part_lse = (float *)(void *)(metadata->scratch + outputs_bytes(&shape));

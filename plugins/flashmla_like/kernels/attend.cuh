@@ -47,8 +47,8 @@ DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
     const bool aligned = (c.operands.aligned & both) == both;
     const mask_rule rule = plan_rule(&c);
     ring<stages> at;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         int lo, hi;
         unit_begin<N>(c, w, rule, &q, &lo, &hi);
@@ -75,31 +75,40 @@ DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
+/* 16 bytes of each panel of a row, which is row n of the block; of one that is not there, zeros. */
+template <int N>
+DEVICE void load_query(const mla_call &c, const index_sequence &q, const mla_shared<N> &m, int row,
+                       int n, int piece, bool aligned)
+{
+    const int there = row < q.q_len * c.heads, at = there ? row : 0, head = at % c.heads;
+    const i64 token = q.first_row + at / c.heads;
+    const char *nope = (const char *)c.operands.q + token * c.operands.q_row +
+                       head * c.operands.q_head + piece * 16;
+    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + head * c.q_pe_head + piece * 16;
+    const int lora = there ? c.lora - piece * 8 : 0, rope = there ? c.rope - piece * 8 : 0;
+    const unsigned to = m.q + swizzled(n, piece);
+    if (aligned) {
+#pragma unroll
+        for (int p = 0; p < PANELS - 1; p++)
+            copy_async(to + p * (N * ROW_BYTES), nope + p * ROW_BYTES, p * PANEL < lora ? 16 : 0);
+        copy_async(to + (PANELS - 1) * (N * ROW_BYTES), pe, rope > 0 ? 16 : 0);
+    } else {
+#pragma unroll 1
+        for (int p = 0; p < PANELS - 1; p++)
+            copy_slow(to + p * (N * ROW_BYTES), nope + p * ROW_BYTES, p * PANEL < lora);
+        copy_slow(to + (PANELS - 1) * (N * ROW_BYTES), pe, rope > 0);
+    }
+}
+
 /* Keys that the rows see, and the queries. */
 template <int N, int threads = GROUP_THREADS>
 DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                          const mla_shared<N> &m, int thread)
 {
-    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
     const mask_rule rule = plan_rule(&c);
-    for (int i = thread; i < N * (PANELS * 8); i += threads) {
-        int n = i / (PANELS * 8), piece = i % (PANELS * 8);
-        int valid = first + n < rows, r = valid ? first + n : 0;
-        i64 row = q.first_row + r / c.heads;
-        int head = r % c.heads;
-        const char *from = piece < MLA_LORA / 8
-                               ? (const char *)c.operands.q + row * c.operands.q_row +
-                                     head * c.operands.q_head + piece * 16
-                               : (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head +
-                                     (piece - MLA_LORA / 8) * 16;
-        unsigned to = m.q + piece / 8 * (N * ROW_BYTES) + swizzled(n, piece % 8);
-        valid =
-            valid && (piece < MLA_LORA / 8 ? piece * 8 < c.lora : piece * 8 - MLA_LORA < c.rope);
-        if (c.operands.aligned & CALL_ALIGNED_Q)
-            copy_async(to, from, valid ? 16 : 0);
-        else
-            copy_slow(to, from, valid);
-    }
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    for (int n = thread / 8; n < N; n += threads / 8)
+        load_query<N>(c, q, m, first_row<N>(c, w) + n, n, thread % 8, aligned);
     if (thread < N)
         row_seen<N>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
     copy_wait();
@@ -263,17 +272,19 @@ DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q
         float sum = 0;
         for (int other = 0; other < warps; other++)
             sum += m.exchange[other * N + n];
+        softmax_row row = {columns.top[k], sum};
+        if (!walk_whole(w)) {
+            factor[k] = softmax_end(&row);
+            if (warp == 0 && lane < 4)
+                c.part_lse[part_place(c, w) * N + n] = softmax_lse(&row);
+            continue;
+        }
         int valid = first + n < rows, r = valid ? first + n : 0;
         float shrink = 1;
-        softmax_row row = {columns.top[k], sum};
-        if (walk_whole(w) && c.operands.sinks)
+        if (c.operands.sinks)
             softmax_take(&row, c.operands.sinks[r % c.heads] * SOFTMAX_LOG2E, &shrink);
         factor[k] = softmax_end(&row) * shrink;
-        if (warp != 0 || lane >= 4)
-            continue;
-        if (!walk_whole(w))
-            c.part_lse[part_place(c, w) * N + n] = softmax_lse(&row);
-        else if (c.operands.lse && valid)
+        if (warp == 0 && lane < 4 && c.operands.lse && valid)
             *(float *)((char *)c.operands.lse + (q.first_row + r / c.heads) * c.operands.lse_row +
                        r % c.heads * c.operands.lse_head) = softmax_lse(&row);
     }
@@ -295,8 +306,8 @@ template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
     const float scale = c.sm_scale * SOFTMAX_LOG2E;
     ring<MLA_STAGES> at;
     unsigned p_phase = 1;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
@@ -472,8 +483,8 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
     unsigned p_phase = 0;
     mla_sums<N> o;
     begin_rows(c, ELEMENT_BF16, thread);
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         for (int t = w.t0; t < w.t1; t++) {
             barrier_wait(m.p_full, p_phase);
@@ -491,13 +502,15 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
         p_phase ^= 1;
         multiply<N>(o, m, lane);
         barrier_arrive(m.p_empty);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        if (walk_whole(w) && c.out_f32)
-            store_wide<N>(c, w, q, o, d0, lane);
-        else if (walk_whole(w))
-            store_outputs<N>(c, w, q, o, d0, lane);
-        else
+        if (!walk_whole(w)) {
             store_part<N>(c, w, o, d0, lane);
+            continue;
+        }
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        if (c.out_f32)
+            store_wide<N>(c, w, q, o, d0, lane);
+        else
+            store_outputs<N>(c, w, q, o, d0, lane);
     }
 }
 
@@ -506,13 +519,18 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 /* What the warpgroups of a kernel of N rows do, and how many registers they have: attend_rows.cuh
  * has others for 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
-    static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104, adding = 176;
+    static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104;
+    static constexpr int adding = N < 32 ? 112 : 176;
     static constexpr int scorers = 1, buffers = 1, turns = 0;
     static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
 
     MLA_ROLES(shared_find<N>(memory), ::feed<N>(c, m), ::score<N>(c, m), ::add_up<N>(c, m))
 };
 
-#define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, MLA_THREADS, mla_roles<N>)
+/* The launch bound: where it is more threads than there are, registers are left over for blocks of mla_merge, of this
+ * call and of the one before, beside a block. */
+#define MLA_ATTEND_BOUND(N) ((N) < 32 ? 640 : MLA_THREADS)
+
+#define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, MLA_ATTEND_BOUND(N), mla_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_CUH */

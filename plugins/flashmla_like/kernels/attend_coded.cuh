@@ -67,8 +67,8 @@ DEVICE void coded_feed(const mla_call &c, const mla_shared<ROWS> &m)
     const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const mask_rule rule = plan_rule(&c);
     ring<MLA_CODED_STAGES> at;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         int lo, hi;
         unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
@@ -231,8 +231,8 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
     const float one = scale != 0 ? fabsf(scale) : 1.0f, size[2] = {one, one};
     ring<MLA_CODED_STAGES> at;
     ring<2> part;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         coded_held held;
         mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
@@ -372,8 +372,8 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     ring<2> part;
     mla_sums<ROWS> o;
     begin_rows(c, ELEMENT_E4M3, thread);
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
             const mla_shared<ROWS> from = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);

@@ -204,8 +204,8 @@ DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
     const mask_rule rule = plan_rule(&c);
     const float scale = codes_scale(c);
     ring<stages> at;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         int lo, hi;
         unit_begin<N>(c, w, rule, &q, &lo, &hi);
@@ -465,8 +465,8 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
     }
     ring<MLA_CODES_STAGES(N)> at;
     ring<2> part;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
@@ -655,8 +655,8 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
     ring<2> part;
     mla_sums<N> o;
     begin_rows(c, ELEMENT_E4M3, thread);
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         for (int t = w.t0; t < w.t1; t += scorers) {
             const mla_shared<N> from = part_buffer<N, MLA_CODES_P(N)>(m, part.slot);

@@ -169,8 +169,8 @@ template <int N> DEVICE void packed_feed(const mla_call &c, const mla_shared<N> 
     const mask_rule rule = plan_rule(&c);
     ring<MLA_PACKED_STAGES(N)> at;
     ring<MLA_PACKED_ROPES(N)> ropes;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         int lo, hi;
         unit_begin<N>(c, w, rule, &q, &lo, &hi);
@@ -344,8 +344,8 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
     ring<MLA_PACKED_STAGES(N)> at;
     ring<MLA_PACKED_ROPES(N)> ropes;
     ring<MLA_PACKED_BUFFERS(N)> part;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
@@ -536,8 +536,8 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
     if (c.operands.save)
         packed_save(c, warp, 2 * GROUP_THREADS / 32, lane);
     clear_padding(c, thread, 2 * GROUP_THREADS);
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         for (int t = w.t0; t < w.t1; t += scorers) {
             const mla_shared<N> from = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);

@@ -86,8 +86,8 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
                                 : warp * (MLA_ROWS_TILE / 4) + lane % (MLA_ROWS_TILE / 4);
     const mask_rule rule = plan_rule(&c);
     ring<3> at;
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         int lo, hi;
         unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
@@ -600,8 +600,8 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
     const float cache_scale = codes ? codes_scale(c) : 1.0f;
     const float scale = cache_scale * (c.sm_scale * SOFTMAX_LOG2E);
     rows_scorer<codes, stages> r = {c, m};
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
         float s[ROWS_SCORES];
         r.rows = mla_rows{{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
@@ -777,8 +777,8 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
     ring<2> part, scored, filled;
     float o[2][64];
     begin_rows(c, dtype, thread);
-    mla_walk w = walk_begin(c);
-    while (walk_next(c, w)) {
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         if (codes)
             rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {

@@ -14,6 +14,8 @@
 #include "plugins/common/cuda/softmax.cuh"
 #include "plugins/common/cuda/warpgroup.cuh"
 
+#include <stddef.h>
+
 #define PANELS (MLA_DIM / PANEL)
 
 /* ---- Shared memory ----------------------------------------------------------------------------- */
@@ -72,43 +74,61 @@ DEVICE void copy_slow(unsigned to, const char *from, int bytes)
 
 /* ---- Work ------------------------------------------------------------------------------------ */
 
+/* The block's range, and which of its pair the block is. `pair` is 1 or 2. */
+DEVICE int block_range(const mla_call &c)
+{
+    return (int)blockIdx.x >> (c.pair - 1);
+}
+
+DEVICE int block_half(const mla_call &c)
+{
+    return (int)blockIdx.x & (c.pair - 1);
+}
+
 /* A range's units one after another. */
 struct mla_walk {
-    int range, at, unit, num_units;
     mla_unit u;
+    int unit;   /* its number */
     int t0, t1; /* tiles */
 };
 
-DEVICE mla_walk walk_begin(const mla_call &c)
+/* The second half of the range's mla_start: the first unit's tiles and number, the number of units, the range's length. */
+DEVICE int4 walk_line(const mla_call &c)
 {
-    mla_walk w;
-    w.range = c.plan->range;
-    w.num_units = c.plan->num_units;
-    w.at = (int)blockIdx.x / c.pair;
-    w.unit = c.first[w.at] - 1;
-    return w;
+    return ((const int4 *)(c.starts + block_range(c)))[1];
 }
 
+DEVICE bool walk_here(const mla_call &c, mla_walk &w, int range)
+{
+    plan_tiles(&w.u, range, block_range(c), &w.t0, &w.t1);
+    return w.t0 < w.t1;
+}
+
+/* The range's first unit; false: it has no tiles. */
+DEVICE bool walk_begin(const mla_call &c, mla_walk &w)
+{
+    const int4 first = *(const int4 *)(c.starts + block_range(c)), line = walk_line(c);
+    w.u = mla_unit{first.x, first.y, first.z, first.w, line.x};
+    w.unit = line.y;
+    return w.unit < line.z && walk_here(c, w, line.w);
+}
+
+/* The next one. One of whose tiles the range has none is beyond its end, or begins so close before it that the next
+ * one is. */
 DEVICE bool walk_next(const mla_call &c, mla_walk &w)
 {
-    while (++w.unit < w.num_units) {
-        w.u = c.units[w.unit];
-        if (w.u.begin >= (w.at + 1) * w.range)
-            return false;
-        plan_tiles(&w.u, w.range, w.at, &w.t0, &w.t1);
-        if (w.t0 < w.t1)
-            return true;
-    }
-    return false;
+    if (++w.unit >= c.most_units)
+        return false;
+    const int4 line = walk_line(c);
+    w.u = c.units[w.unit]; /* of the list, or not: the loads are under way together */
+    return w.unit < line.z && walk_here(c, w, line.w);
 }
 
 /* Look the unit up again: code that needs it after its tiles then keeps no registers for it. */
 DEVICE void walk_again(const mla_call &c, mla_walk &w)
 {
-    w.range = c.plan->range;
-    w.num_units = c.plan->num_units;
     w.u = c.units[w.unit];
-    plan_tiles(&w.u, w.range, w.at, &w.t0, &w.t1);
+    walk_here(c, w, walk_line(c).w);
 }
 
 DEVICE bool walk_whole(const mla_walk &w)
@@ -119,13 +139,13 @@ DEVICE bool walk_whole(const mla_walk &w)
 /* The first of this block's rows in its sequence. */
 template <int N> DEVICE int first_row(const mla_call &c, const mla_walk &w)
 {
-    return w.u.first_row + (int)blockIdx.x % c.pair * N;
+    return w.u.first_row + block_half(c) * N;
 }
 
 /* Where the parts of this block's unit lie, as a number of states of N rows. */
 DEVICE i64 part_place(const mla_call &c, const mla_walk &w)
 {
-    return (2ll * w.at + (w.t0 == 0)) * c.pair + (int)blockIdx.x % c.pair;
+    return (2ll * block_range(c) + (w.t0 == 0)) * c.pair + block_half(c);
 }
 
 /* The unit's sequence, and the keys [*lo, *hi) that any of its rows sees. */
@@ -378,12 +398,30 @@ template <class roles> DEVICE void barriers_init(const mla_shared<roles::rows> &
     fence_barrier_init();
 }
 
-template <class roles> DEVICE void attend(const mla_call &c)
+/* Lines of the arguments that blocks read, into the constant cache: here they are fetched while the kernel before still
+ * runs. */
+DEVICE void fetch_arguments(const mla_call &c)
+{
+    constexpr int line = 64, scales = offsetof(mla_call, operands.k_scales) / line;
+    constexpr int batch = offsetof(mla_call, batch) / line, end = offsetof(mla_call, maps) / line;
+    const unsigned *words = (const unsigned *)&c;
+    unsigned any = 0;
+#pragma unroll
+    for (int i = 0; i < end; i++)
+        if (i <= scales || i >= batch)
+            any |= words[i * line / 4];
+    if (any == 0xfeedbeef) /* so that the loads are not left out */
+        __nanosleep(0);
+}
+
+/* `threads`: the kernel's launch bound, by which registers are divided. */
+template <int threads, class roles> DEVICE void attend(const mla_call &c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     const mla_shared<roles::rows> m = roles::find(memory);
-    constexpr int start = 65536 / ((3 + roles::scorers) * GROUP_THREADS) / 8 * 8;
+    constexpr int start = 65536 / threads / 8 * 8;
     const int group = uniform((int)threadIdx.x / GROUP_THREADS);
+    fetch_arguments(c);
     if (threadIdx.x == 0)
         barriers_init<roles>(m);
     __syncthreads();
@@ -405,7 +443,7 @@ template <class roles> DEVICE void attend(const mla_call &c)
     extern "C" __global__ void __launch_bounds__(threads, 1)                                       \
         name(const __grid_constant__ mla_call c)                                                   \
     {                                                                                              \
-        attend<__VA_ARGS__>(c);                                                                    \
+        attend<threads, __VA_ARGS__>(c);                                                           \
     }
 
 #endif /* FLASHMLA_LIKE_BLOCK_CUH */

@@ -7,18 +7,36 @@
 #ifndef FLASHMLA_LIKE_MERGE_CUH
 #define FLASHMLA_LIKE_MERGE_CUH
 
-#include "plugins/flashmla_like/kernels/plan.cuh"
+#include "plugins/flashmla_like/kernels/block.cuh"
 
 #include "plugins/common/cuda/merge_states.cuh"
 #include "plugins/common/cuda/ptx.cuh"
 
 #define MLA_MERGE_THREADS (MLA_MERGE_WARPS * 32)
-#define MERGE_EARLY       4 /* parts of a warp that are fetched at once */
+#define MERGE_BLOCKS      4 /* of a multiprocessor */
+#define MERGE_FETCHED     8 /* parts that a warp fetches at once */
+
+/* Logarithms: the latent's dimensions, those of a warp, and the fewest pieces that these are divided into, with one warp
+ * for each MLA_MERGE_DIMS. All divisions here are by powers of two: an integer division takes as long as a quarter of
+ * the time that a part takes to arrive. */
+#define MERGE_LORA   9
+#define MERGE_DIMS   4
+#define MERGE_CHUNKS 2
+static_assert(1 << MERGE_LORA == MLA_LORA && 1 << MERGE_DIMS == MLA_MERGE_DIMS &&
+                  MLA_MERGE_WARPS * MLA_MERGE_DIMS << MERGE_CHUNKS == MLA_LORA,
+              "logarithms of mla.h's numbers");
 
 struct mla_piece {
     mla_divided unit;
+    int number;       /* of the unit */
     int half, n0, d0; /* rows and dimensions */
-    int sharing;      /* warps that share out the parts */
+    int dims_log;     /* of the number of its dimensions */
+    int sharing_log;  /* of the number of warps that share out the parts */
+};
+
+/* Parts of a warp, on their way. */
+struct merge_fetched {
+    float4 x[MERGE_FETCHED];
 };
 
 /* Shared memory of a block. */
@@ -29,32 +47,32 @@ struct mla_merging {
 };
 
 /* Pieces of each 8 rows by dimensions: as many as there are blocks for. */
-static __device__ int merge_chunks(const mla_call &c, int groups)
+static __device__ int merge_chunks_log(int groups)
 {
-    const int all = MLA_LORA / MLA_MERGE_DIMS;
-    int chunks = all / MLA_MERGE_WARPS;
-    while (chunks < all && groups * chunks * 2 <= (int)gridDim.x)
-        chunks *= 2;
-    return chunks;
+    int log = MERGE_CHUNKS;
+    while (log < MERGE_LORA - MERGE_DIMS && groups << (log + 1) <= (int)gridDim.x)
+        log++;
+    return log;
 }
 
-static __device__ mla_piece merge_piece(const mla_call &c, int chunks, int i)
+/* Piece i, with the unit of the piece before if it is the same. */
+static __device__ void merge_find(const mla_call &c, int chunks_log, int i, mla_piece &p)
 {
-    mla_piece p;
-    const int dims = MLA_LORA / chunks;
-    p.d0 = i % chunks * dims;
-    i /= chunks;
-    p.n0 = i % (c.rows / 8) * 8;
-    i /= c.rows / 8;
-    p.half = i % c.pair;
-    p.sharing = MLA_MERGE_WARPS * MLA_MERGE_DIMS / dims;
-    p.unit = c.plan->divided[i / c.pair];
-    return p;
+    const int pair_log = c.pair - 1, eights_log = 31 - __clz(c.rows / 8);
+    const int number = i >> (chunks_log + eights_log + pair_log), group = i >> chunks_log;
+    p.dims_log = MERGE_LORA - chunks_log;
+    p.sharing_log = chunks_log - MERGE_CHUNKS;
+    p.d0 = (i & ((1 << chunks_log) - 1)) << p.dims_log;
+    p.n0 = (group & ((1 << eights_log) - 1)) * 8;
+    p.half = group >> eights_log & pair_log;
+    if (number != p.number)
+        p.unit = c.plan->divided[number];
+    p.number = number;
 }
 
-static __device__ long long part_at(const mla_call &c, const mla_piece &p, int part)
+static __device__ int part_at(const mla_call &c, const mla_piece &p, int part)
 {
-    return (2ll * (p.unit.first + part) + (part == 0)) * c.pair + p.half;
+    return (2 * (p.unit.first + part) + (part == 0)) * c.pair + p.half;
 }
 
 /* Row n of the piece in its sequence; below 0: there is none. */
@@ -123,73 +141,95 @@ static __device__ void merge_take(float4 &sum, float4 x, const float *weight)
     sum.w += weight[3] * x.w;
 }
 
+/* Parts `begin` and following of a warp. `from`: where part 0 would lie, `stride` before part 1. */
+static __device__ void merge_fetch(merge_fetched &parts, const mla_piece &p, const float *from,
+                                   int stride, int begin)
+{
+#pragma unroll
+    for (int i = 0; i < MERGE_FETCHED; i++) {
+        const int part = begin + (i << p.sharing_log);
+        if (part < p.unit.count)
+            parts.x[i] = *(const float4 *)(from + part * stride + (part == 0 ? stride / 2 : 0));
+    }
+}
+
+static __device__ void merge_add(float4 &sum, const merge_fetched &parts, const mla_piece &p,
+                                 const float *weights, int begin)
+{
+#pragma unroll
+    for (int i = 0; i < MERGE_FETCHED; i++) {
+        const int part = begin + (i << p.sharing_log);
+        if (part < p.unit.count)
+            merge_take(sum, parts.x[i], weights + part * 8);
+    }
+}
+
 /* A warp's weighted sums: two lanes for the 8 rows of each dimension. The first parts are fetched
  * before their weights are known. */
 static __device__ void merge_sums(const mla_call &c, const mla_piece &p, mla_merging &m)
 {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int d = p.d0 + warp / p.sharing * MLA_MERGE_DIMS + lane / 2;
-    const float *from = c.parts + d * c.rows + p.n0 + lane % 2 * 4;
-    const int begin = warp % p.sharing;
-    float4 early[MERGE_EARLY], sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int i = 0; i < MERGE_EARLY; i++) {
-        const int part = begin + i * p.sharing;
-        if (part < p.unit.count)
-            early[i] = *(const float4 *)(from + part_at(c, p, part) * (MLA_LORA * c.rows));
-    }
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = lane % 2 * 4;
+    const int d = p.d0 + (warp >> p.sharing_log) * MLA_MERGE_DIMS + lane / 2;
+    const int state = MLA_LORA * c.rows, stride = 2 * c.pair * state;
+    const float *from = c.parts + p.unit.first * stride + p.half * state + d * c.rows + p.n0 + rows;
+    int begin = warp & ((1 << p.sharing_log) - 1);
+    merge_fetched parts;
+    float4 sum = make_float4(0, 0, 0, 0);
+    merge_fetch(parts, p, from, stride, begin);
     merge_weights(c, p, m);
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < MERGE_EARLY; i++) {
-        const int part = begin + i * p.sharing;
-        if (part < p.unit.count)
-            merge_take(sum, early[i], m.weights + part * 8 + lane % 2 * 4);
+    merge_add(sum, parts, p, m.weights + rows, begin);
+#pragma unroll 1
+    while ((begin += MERGE_FETCHED << p.sharing_log) < p.unit.count) {
+        merge_fetch(parts, p, from, stride, begin);
+        merge_add(sum, parts, p, m.weights + rows, begin);
     }
-#pragma unroll 4
-    for (int part = begin + MERGE_EARLY * p.sharing; part < p.unit.count; part += p.sharing)
-        merge_take(sum, *(const float4 *)(from + part_at(c, p, part) * (MLA_LORA * c.rows)),
-                   m.weights + part * 8 + lane % 2 * 4);
     m.sums[warp * 32 + lane] = sum;
 }
 
 /* Eight rows of as many dimensions as the piece has. */
 static __device__ void merge_out(const mla_call &c, const mla_piece &p, const mla_merging &m)
 {
-    const int dims = MLA_MERGE_WARPS * MLA_MERGE_DIMS / p.sharing;
+    const int dims = 1 << p.dims_log;
     const float *sums = (const float *)m.sums;
     for (int i = threadIdx.x; i < 8 * dims; i += MLA_MERGE_THREADS) {
-        int n = i / dims, d = i % dims, row = merge_row(c, p, n);
+        const int n = i >> p.dims_log, d = i & (dims - 1), row = merge_row(c, p, n);
         if (row < 0 || p.d0 + d >= c.lora)
             continue;
         float sum = 0;
-        for (int w = 0; w < p.sharing; w++)
-            sum +=
-                sums[((d / MLA_MERGE_DIMS * p.sharing + w) * MLA_MERGE_DIMS + d % MLA_MERGE_DIMS) *
-                         8 +
-                     n];
+        for (int w = 0; w < 1 << p.sharing_log; w++) {
+            const int warp = (d / MLA_MERGE_DIMS << p.sharing_log) + w;
+            sum += sums[(warp * MLA_MERGE_DIMS + d % MLA_MERGE_DIMS) * 8 + n];
+        }
         i64 token = p.unit.first_token + row / c.heads;
         int head = row % c.heads;
         char *out =
             (char *)c.operands.out + token * c.operands.out_row + head * c.operands.out_head;
-        element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16, out, p.d0 + d,
-                      merge_element(sum, merge_most(m, n), merge_total(m, n)));
+        const float x = merge_element(sum, merge_most(m, n), merge_total(m, n));
+        if (c.out_f32)
+            element_store(ELEMENT_F32, out, p.d0 + d, x);
+        else
+            element_store(ELEMENT_BF16, out, p.d0 + d, x);
         if (p.d0 + d == 0 && c.operands.lse)
             *(float *)((char *)c.operands.lse + token * c.operands.lse_row +
                        head * c.operands.lse_head) = merge_lse(merge_most(m, n), merge_total(m, n));
     }
 }
 
-extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS)
+extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS, MERGE_BLOCKS)
     mla_merge(const __grid_constant__ mla_call c)
 {
     __shared__ mla_merging m;
+    fetch_arguments(c);
     grid_launch_dependents();
     grid_wait();
+    mla_piece p;
+    p.unit = c.plan->divided[0]; /* together with their number */
+    p.number = 0;
     const int groups = c.plan->num_divided * c.pair * (c.rows / 8);
-    const int chunks = merge_chunks(c, groups);
-    for (int i = blockIdx.x; i < groups * chunks; i += gridDim.x) {
-        mla_piece p = merge_piece(c, chunks, i);
+    const int chunks_log = merge_chunks_log(groups);
+    for (int i = blockIdx.x; i < groups << chunks_log; i += gridDim.x) {
+        merge_find(c, chunks_log, i, p);
         if (merge_row(c, p, 0) < 0) /* of all threads: no row of the piece is there */
             continue;
         merge_sums(c, p, m);

@@ -18,9 +18,9 @@
 #include "plugins/common/cuda/call.h"
 
 #ifdef __cplusplus
-#define MLA_ALIGN alignas(64)
+#define MLA_ALIGN(bytes) alignas(bytes)
 #else
-#define MLA_ALIGN _Alignas(64)
+#define MLA_ALIGN(bytes) _Alignas(bytes)
 #endif
 
 #define MLA_LORA          512 /* elements of a latent: of a value; of narrower ones the rest is 0 */
@@ -115,6 +115,14 @@ typedef struct mla_unit {
     int tiles;      /* at least 1, even where no row sees a key */
 } mla_unit;
 
+/* Where a range begins: all that its blocks read before they look a sequence up. */
+typedef struct mla_start {
+    MLA_ALIGN(16) mla_unit first;
+    int unit; /* the first one's number */
+    int num_units;
+    int range; /* length of a range of the line */
+} mla_start;
+
 /* A unit that a cut divides: all that mla_merge has to know of it. */
 typedef struct mla_divided {
     int first, count; /* its ranges */
@@ -133,7 +141,7 @@ typedef struct mla_plan_header {
 
 /* A CUtensorMap. */
 typedef struct mla_map {
-    MLA_ALIGN unsigned long long opaque[16];
+    MLA_ALIGN(64) unsigned long long opaque[16];
 } mla_map;
 
 typedef struct mla_call {
@@ -144,11 +152,11 @@ typedef struct mla_call {
     const float *q_scale_device,
         *q_pe_scale_device; /* of queries of e4m3; NULL = those at the end */
     mla_plan_header *plan;
-    int *first;      /* [ranges] the unit where a range begins */
-    mla_unit *units; /* [most_units] */
-    float *parts;    /* [ranges, 2, pair, MLA_LORA, N] outputs of parts: of a unit that an earlier
+    mla_start *starts; /* [ranges] */
+    mla_unit *units;   /* [most_units] */
+    float *parts;      /* [ranges, 2, pair, MLA_LORA, N] outputs of parts: of a unit that an earlier
                       * range began, and of one that a later range ends */
-    float *part_lse; /* [ranges, 2, pair, N] */
+    float *part_lse;   /* [ranges, 2, pair, N] */
     int most_units;
     int ranges;
     int pair; /* blocks of N rows of a unit */

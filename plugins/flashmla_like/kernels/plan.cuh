@@ -78,6 +78,17 @@ PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int r
     return divided;
 }
 
+/* Where a range begins, at a unit of the list or, if there is none, nowhere. */
+PORTABLE mla_start plan_start(const mla_call *c, int unit, int num_units, int range)
+{
+    mla_start start;
+    start.first = c->units[unit];
+    start.unit = unit;
+    start.num_units = num_units;
+    start.range = range;
+    return start;
+}
+
 #ifdef __CUDACC__
 
 /* Sum over the block before this thread, and of all. */
@@ -155,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(MLA_PLAN_THREADS)
             else
                 high = middle;
         }
-        c.first[r] = low;
+        c.starts[r] = plan_start(&c, low, count, range);
         if (count && plan_divides(&c.units[low], range, r))
             c.plan->divided[atomicAdd(&c.plan->num_divided, 1)] =
                 plan_divided(&c, &c.units[low], range);
