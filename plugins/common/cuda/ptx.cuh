@@ -199,6 +199,20 @@ static PTX void tensor_load(unsigned to, const void *map, unsigned barrier, int 
 #endif
 }
 
+/* The same by a policy of the L2 cache. */
+static PTX void tensor_load_by(unsigned to, const void *map, unsigned barrier, int c0, int c1,
+                               int c2, int c3, unsigned long long policy)
+{
+#if HAS_HOPPER
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes."
+                 "L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "l"(policy)
+                 : "memory");
+#else
+    __trap();
+#endif
+}
+
 /* The same from shared memory; places outside of the tensor are not written. */
 static PTX void tensor_store(const void *map, unsigned from, int c0, int c1, int c2, int c3)
 {

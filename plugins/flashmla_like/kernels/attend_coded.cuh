@@ -55,7 +55,8 @@ DEVICE void coded_load_boxes(const mla_call &c, unsigned to, unsigned full, int 
 {
 #pragma unroll
     for (int p = 0; p < MLA_CODED_PANELS; p++)
-        tensor_load(to + p * CODED_PANEL, &c.maps[0], full, p * 128, token, page, 0);
+        tensor_load_by(to + p * CODED_PANEL, &c.maps[0], full, p * 128, token, page, 0,
+                       codes_policy(c));
 }
 
 /* Lane 31 of each warp has the first key of a box, the others a row each. */

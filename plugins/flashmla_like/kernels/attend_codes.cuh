@@ -147,6 +147,7 @@ template <class to>
 DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
                             int lane)
 {
+    const unsigned long long policy = codes_policy(c);
     constexpr int rows = to::rows / 4; /* of a warp */
     const int piece = lane % 8, lora = c.lora - piece * 16, rope = c.rope - piece * 16;
 #pragma unroll(to::unrolled)
@@ -159,9 +160,10 @@ DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigne
             continue;
 #pragma unroll
         for (int k = 0; k < MLA_LORA / 128; k++)
-            copy_async(at + k * to::next, from + k * 128, k * 128 < lora ? bytes : 0);
+            copy_async_by(at + k * to::next, from + k * 128, k * 128 < lora ? bytes : 0, policy);
         if (piece < MLA_ROPE / 16)
-            copy_async(at + MLA_LORA / 128 * to::next, from + c.lora, rope > 0 ? bytes : 0);
+            copy_async_by(at + MLA_LORA / 128 * to::next, from + c.lora, rope > 0 ? bytes : 0,
+                          policy);
     }
 }
 

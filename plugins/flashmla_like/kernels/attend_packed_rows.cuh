@@ -215,8 +215,8 @@ DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
     const mask_rule rule = plan_rule(&c);
     ring<PACKED_WIDE> next;
     unsigned phase = 1;
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
+    mla_walk w = walk_before(c);
+    while (walk_next(c, w)) {
         index_sequence q;
         int lo, hi;
         unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
@@ -439,8 +439,8 @@ DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
     ring<PACKED_WIDE> at;
     unsigned p_phase = 1;
     rows_held held;
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
+    mla_walk w = walk_before(c);
+    while (walk_next(c, w)) {
         index_sequence q;
         float s[ROWS_SCORES], scales[2];
         int lo, least_hi;
@@ -520,8 +520,8 @@ DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     if (c.operands.save)
         packed_save(c, thread / 32, 2 * GROUP_THREADS / 32, thread % 32);
     clear_padding(c, thread, 2 * GROUP_THREADS);
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
+    mla_walk w = walk_before(c);
+    while (walk_next(c, w)) {
         packed_rows_fill(m, filled, raw_phase, thread_here() / 32 - 8, thread_here() % 32);
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
             if (more > 1)

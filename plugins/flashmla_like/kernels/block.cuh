@@ -50,6 +50,24 @@ DEVICE void copy_async(unsigned to, const void *from, int bytes)
                  : "memory");
 }
 
+/* How the L2 cache keeps codes: those that only one block reads leave it first, so that the kernel's code, plans and
+ * tables, which are read again, stay. */
+DEVICE unsigned long long codes_policy(const mla_call &c)
+{
+    unsigned long long once, normal;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+    return c.pair == 1 ? once : normal;
+}
+
+DEVICE void copy_async_by(unsigned to, const void *from, int bytes, unsigned long long policy)
+{
+    asm volatile(
+        "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+        "l"(from), "r"(bytes), "l"(policy)
+        : "memory");
+}
+
 /* Arrives when the copies of this thread so far have ended. */
 DEVICE void copy_arrive(unsigned barrier)
 {
@@ -122,6 +140,14 @@ DEVICE bool walk_next(const mla_call &c, mla_walk &w)
     const int4 line = walk_line(c);
     w.u = c.units[w.unit]; /* of the list, or not: the loads are under way together */
     return w.unit < line.z && walk_here(c, w, line.w);
+}
+
+/* Before the first unit, for a kernel that has no registers for walk_begin(). */
+DEVICE mla_walk walk_before(const mla_call &c)
+{
+    mla_walk w;
+    w.unit = walk_line(c).y - 1;
+    return w;
 }
 
 /* Look the unit up again: code that needs it after its tiles then keeps no registers for it. */
