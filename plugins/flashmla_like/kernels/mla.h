@@ -30,6 +30,7 @@
 #define MLA_TILE          64 /* latents of a tile */
 #define MLA_UNIT_COST     4  /* what a unit costs besides its tiles, in tiles */
 #define MLA_WHOLE_PERCENT 6
+#define MLA_LEAST_RANGE   2   /* of the line: shorter parts take longer to merge */
 #define MLA_THREADS       512 /* of a block of mla_attend: four warpgroups */
 #define MLA_PLAN_THREADS  512
 #define MLA_MERGE_DIMS    16 /* dimensions of a warp of mla_merge */

@@ -130,7 +130,7 @@ static __device__ int plan_list(const mla_call *c, int *sums)
  * equally long and the longest range becomes at most MLA_WHOLE_PERCENT longer by it. */
 static __device__ int plan_range(const mla_call *c, int count, int length, int *sums)
 {
-    int least = int_max((length + c->ranges - 1) / c->ranges, 1), other = 0, all;
+    int least = int_max((length + c->ranges - 1) / c->ranges, MLA_LEAST_RANGE), other = 0, all;
     int one = count ? c->units[0].tiles + MLA_UNIT_COST : 1;
     int whole = (count + c->ranges - 1) / c->ranges * one;
     for (int u = threadIdx.x; u < count; u += MLA_PLAN_THREADS)
