@@ -216,6 +216,19 @@ static int64_t ready_grid(const attn_metadata *metadata, const linear_dims *d,
     return CHUNK_BY_CHANNELS(linear_chunk_rule(d)) && blocks > most ? most : blocks;
 }
 
+/* Blocks of linear_states_*. CHUNK_IN_TURN: where sequences are not cut, a block has one part after the other, and
+ * copies the next one's first chunks during the last ones of a part. */
+static int64_t states_grid(const attn_metadata *metadata, const linear_dims *d,
+                           const linear_chunks *chunks, int seqs)
+{
+    const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS;
+    const int64_t blocks = (int64_t)most_segments(d, chunks->room, seqs) * d->v_heads *
+                           ((d->v_dim + columns - 1) / columns);
+    const int64_t most = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
+    return CHUNK_IN_TURN(linear_chunk_rule(d)) && chunks->room == 0 && blocks > most ? most
+                                                                                     : blocks;
+}
+
 /* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
 static attn_status make_map(const attn_metadata *metadata, const linear_call *call, int part,
                             linear_map *to, attn_error *error)
@@ -300,7 +313,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     linear_chunks *chunks = &call->chunks;
     const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
     chunks->together = find_together(d, at_once);
-    const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS, rule = linear_chunk_rule(d);
+    const int rule = linear_chunk_rule(d);
     linear_call after = after_convolution(call);
     int first = 0;
     linear_maps maps;
@@ -328,9 +341,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                   .shared = shared};
     const cuda_launch states = {.function = group->states,
                                 .name = "linear_states",
-                                .grid = {(int64_t)most_segments(d, chunks->room, (int)e.seqs) *
-                                             d->v_heads * ((d->v_dim + columns - 1) / columns),
-                                         1, 1},
+                                .grid = {states_grid(metadata, d, chunks, (int)e.seqs), 1, 1},
                                 .block = {threads},
                                 .shared = shared};
     status = cuda_launch_run(cuda, &list, params, stream, error);

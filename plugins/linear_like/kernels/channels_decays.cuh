@@ -153,10 +153,9 @@ DEVICE void write_row_numbers(const linear_dims &d, const decays_memory &m, cons
     const int r = find_number(part);
     if (r < 0)
         return;
-    const float beta = m.beta[r];
     numbers[NUMBERS_Q + r] = d.sm_scale / CHANNELS_UP;
-    numbers[NUMBERS_U + r] = TILES ? beta * row.v_times : beta;
-    numbers[NUMBERS_W + r] = beta / CHANNELS_UP;
+    if (TILES)
+        numbers[NUMBERS_U + r] = row.v_times;
     numbers[NUMBERS_P + r] = d.sm_scale / PRODUCTS_ROOM;
     numbers[NUMBERS_OWN(true) + r] =
         (TILES ? row.own : m.own[r] * m.q_times[r] * m.k_times[r]) * d.sm_scale;

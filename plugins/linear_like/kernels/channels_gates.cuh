@@ -146,16 +146,16 @@ DEVICE void load_gates(const char *at, i64 apart, int rows, uint4 (&x)[GATE_ROWS
         for (int r = 0; r < GATE_ROWS; r++)
 #pragma unroll
             for (int i = 0; i < words; i++)
-                if (16 * r < rows)
-                    x[r][i] = ((const uint4 *)(at + 16 * r * apart))[i];
+                if (4 * r < rows)
+                    x[r][i] = ((const uint4 *)(at + 4 * r * apart))[i];
         return;
     }
 #pragma unroll
     for (int r = 0; r < GATE_ROWS; r++)
 #pragma unroll
         for (int i = 0; i < words; i++)
-            if (16 * r < rows)
-                x[r][i] = load_apart((const T *)(at + 16 * r * apart) + 8 / words * i);
+            if (4 * r < rows)
+                x[r][i] = load_apart((const T *)(at + 4 * r * apart) + 8 / words * i);
 }
 
 DEVICE void unpack_gates(const uint4 (&from)[1], float (&x)[8])
@@ -172,10 +172,10 @@ DEVICE void unpack_gates(const uint4 (&from)[2], float (&x)[8])
     }
 }
 
-/* A chunk of a head. Of a thread: rows from `row` on, in steps of 16, and eight channels; `rows`: those
- * that there are, from the first on. */
+/* A chunk of a head. Of a thread: rows from `row` on, in steps of 4, and eight channels, of the block and the
+ * half of the channels that its warp has; `rows`: those that there are, from the first on. */
 struct channels_chunk {
-    int head, row, rows;
+    int head, row, rows, place;
     ready_chunk chunk;
 
     __device__ __forceinline__ channels_chunk(const linear_call &call, const linear_chunk &from,
@@ -183,15 +183,17 @@ struct channels_chunk {
     {
         head = unit % call.dims.v_heads;
         chunk = {linear_find_sequence(&call.batch, from.sequence), from.first, from.rows};
-        row = threadIdx.x / 16;
-        rows = threadIdx.x % 16 * 8 < call.dims.k_dim ? chunk.rows - row : 0;
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        row = warp % 4 * 16 + lane / 8;
+        place = warp / 4 * 8 + lane % 8;
+        rows = place * 8 < call.dims.k_dim ? chunk.rows - row : 0;
     }
 
     __device__ __forceinline__ const char *gates(const linear_call &call, int size) const
     {
         return call.operands.a +
                (i64)(chunk.sequence.first_row + chunk.t + row) * call.operands.a_row +
-               head * call.operands.a_head + (i64)(threadIdx.x % 16 * 8) * size;
+               head * call.operands.a_head + (i64)(place * 8) * size;
     }
 };
 
@@ -200,11 +202,11 @@ template <typename T, typename FIND>
 DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const channels_chunk &chunk,
                        const decays_memory &m, FIND find)
 {
-    const int to = tile_offset(chunk.row, threadIdx.x % 16);
+    const int to = tile_offset(chunk.row, chunk.place);
 #pragma unroll
     for (int r = 0; r < GATE_ROWS; r++) {
         /* e^-90: nothing is left of a state. */
-        const u32 least = 16 * r < chunk.rows ? 0xf80ff80f : 0; /* twice */
+        const u32 least = 4 * r < chunk.rows ? 0xf80ff80f : 0; /* twice */
         float x[8];
         u32 packed[4];
         unpack_gates(from[r], x);
@@ -212,7 +214,7 @@ DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const chan
         for (int i = 0; i < 4; i++)
             packed[i] = larger_or_nan(
                 pack_half(find(x[2 * i], 2 * i), find(x[2 * i + 1], 2 * i + 1)), least);
-        *(uint4 *)(m.to_end + to + r * 2048) =
+        *(uint4 *)(m.to_end + (to ^ r % 2 * 64) + r * 512) =
             make_uint4(packed[0], packed[1], packed[2], packed[3]);
     }
 }
@@ -231,15 +233,15 @@ DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const
 #pragma unroll
         for (int r = 0; r < GATE_ROWS; r++)
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + r * 4096),
-                         "l"(from + 16 * r * o.a_row), "r"(16 * r < at.rows ? 16 : 0)
+                         "l"(from + 4 * r * o.a_row), "r"(4 * r < at.rows ? 16 : 0)
                          : "memory");
         return;
     }
 #pragma unroll 1
     for (int r = 0; r < GATE_ROWS; r++)
         ((uint4 *)m.ends)[r * CHUNK_CHANNELS_THREADS + threadIdx.x] =
-            16 * r < at.rows ? load_apart((const u16 *)(from + 16 * r * o.a_row))
-                             : make_uint4(0, 0, 0, 0);
+            4 * r < at.rows ? load_apart((const u16 *)(from + 4 * r * o.a_row))
+                            : make_uint4(0, 0, 0, 0);
 }
 
 /* What a gate of beta is computed from, of the first threads' rows. */
@@ -261,7 +263,7 @@ DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
     constexpr float in_log_2 = 1.4426950408889634f;
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
-    const int r = threadIdx.x, k = threadIdx.x % 16 * 8;
+    const int r = threadIdx.x, k = at.place * 8;
     if (!d.raw) {
         uint4 x[GATE_ROWS][2];
         load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);

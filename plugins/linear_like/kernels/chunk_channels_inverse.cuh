@@ -139,6 +139,7 @@ DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const 
 {
     const linear_dims &d = call.dims;
     fetch_gates(call, at, m);
+    copy_commit();
     if constexpr (TILES)
         fetch_tiles<CHUNK_CHANNELS_THREADS>(keys, m.q);
     else
@@ -179,16 +180,16 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         float sums[CHANNELS_STEPS][2][4], products[4][2][4];
         block_products within = {};
         u32 left[8][4];
-        copy_wait<0>();
+        copy_wait<1>(); /* gates */
         find_logs(call, at, b, m);
+        __syncwarp(); /* a warp's log decays are its own */
+        sum_logs(m, part, sums);
+        copy_wait<0>();
         __syncthreads();
         at = channels_chunk(call, following, more ? next : unit);
         if constexpr (!TILES)
             find_lengths(m, part);
-        sum_logs(m, part, sums);
-        __syncthreads();
         find_blocks(m, to.numbers);
-        write_row_numbers<TILES>(d, m, part, row, to.numbers);
         __syncthreads();
         const bool in_range = decay_part<TILES>(m, part, sums, left, within);
         fence_async_shared();
@@ -202,10 +203,14 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         }
         take_given(m, part, in_range, left, within.mine);
         multiply_blocks(m, part, left, within.mine, products);
+        write_row_numbers<TILES>(d, m, part, row, to.numbers);
         if (part.half)
             write_products_part(m, part, products, to.products);
         else
             write_system_part(m, part, products);
+        float times[2] = {};
+        if (part.half == 0) /* now: the next chunk's are on their way after the barrier */
+            find_times(m.beta, part.block, part.lane, times);
         if (threadIdx.x == 0)
             store_wait_read();
         __syncthreads();
@@ -213,7 +218,7 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
             fetch_keys<TILES>(call, at, keys, part, m);
         if (part.half == 0)
             write_columns(shared_address(m.system), m.staging + part.block * CHUNK_STAGE,
-                          part.block, to.w, part.lane);
+                          part.block, to.w, part.lane, times);
         if (!more)
             return;
         unit = next;

@@ -306,17 +306,19 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
 
 /* ---- (I + A)^-1 ------------------------------------------------------------------------------ */
 
-/* (I + A)^-1 times CHUNK_INVERSE_ROOM, and times beta: BETA, if that is given; sixteen columns, transposed as
- * solve_columns() has them. The right side of a block of rows is two numbers, too. */
-template <bool BETA = false>
+/* What sixteen columns of the inverse are to be multiplied by: beta, and CHUNK_INVERSE_ROOM. */
+DEVICE void find_times(const float *beta, int column, int lane, float (&times)[2])
+{
+    times[0] = CHUNK_INVERSE_ROOM * beta[16 * column + lane / 4];
+    times[1] = CHUNK_INVERSE_ROOM * beta[16 * column + lane / 4 + 8];
+}
+
+/* (I + A)^-1 times `times`; sixteen columns, transposed as solve_columns() has them. The right side of a block of
+ * rows is two numbers, too. */
 DEVICE void write_columns(unsigned system, char *staging, int column, char *to, int lane,
-                          const float *beta = NULL)
+                          const float (&times)[2])
 {
     const int row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
-    float times[2] = {CHUNK_INVERSE_ROOM, CHUNK_INVERSE_ROOM};
-    if constexpr (BETA)
-        if (beta)
-            times[0] *= beta[16 * column + lane / 4], times[1] *= beta[16 * column + lane / 4 + 8];
     u32 x[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
@@ -325,8 +327,7 @@ DEVICE void write_columns(unsigned system, char *staging, int column, char *to, 
 #pragma unroll
             for (int n = 0; n < 4; n++)
                 x[i][n] =
-                    pack_half(half_low(x[i][n]) * (BETA ? times[n % 2] : CHUNK_INVERSE_ROOM),
-                              half_high(x[i][n]) * (BETA ? times[n % 2] : CHUNK_INVERSE_ROOM));
+                    pack_half(half_low(x[i][n]) * times[n % 2], half_high(x[i][n]) * times[n % 2]);
         } else if (i > column) {
             float sums[2][4] = {}, more[2][4] = {};
             u32 a[4], side[4], rest[4];
@@ -457,8 +458,11 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
 #pragma unroll 1
         for (int i = 0; i < here; i++) { /* of two heads each warp has columns with as much to do */
             const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
-            write_columns<true>(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE,
-                                i ? 3 - warp : warp, to.w, lane, ready_gates(m, n + i).beta);
+            const int column = i ? 3 - warp : warp;
+            float times[2];
+            find_times(ready_gates(m, n + i).beta, column, lane, times);
+            write_columns(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE, column, to.w,
+                          lane, times);
         }
     }
 #else

@@ -11,7 +11,7 @@
  *
  * all transposed: S' w', S' q', U'' P', U'' k. The first warpgroup passes the state on; the second
  * makes outputs of the state and of U', which it is handed as they are in the first one's
- * registers; where rows have one decay (GDN with a norm) as tiles, and its products are not transposed.
+ * registers; of GDN and KDA with a norm as tiles, and its products are not transposed.
  *
  * A chunk makes S M + N of a state S. Where few sequences and heads would leave multiprocessors
  * idle, a sequence is cut into segments of chunks: linear_segments_* finds N and M of each but the
@@ -34,25 +34,27 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
 {
     const int panel = work.panel + warp;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
-    const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
+    const state_place place = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
     state_tile s = {};
     float unit[2] = {1, 1};
     begin_state(call, work, m, warp, lane, s);
     if (RULE >= CHUNK_INVERSE)
-        scale_state<CHUNK_ONE_DECAY(RULE)>(s, unit);
+        scale_state<true>(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         const int listed = call.chunks.list[work.from + n].snapshot;
         const int snapshot = CHUNK_ONE_DECAY(RULE) ? listed : __shfl_sync(~0u, listed, 0);
-        m.wait(0, work.lead + n);
-        pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, work.lead + n), n, warp, lane, s, unit);
-        m.free(0, work.lead + n);
+        const int at = work.passed + work.lead + n;
+        m.wait(0, at);
+        pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, at), work.passed + n, warp, lane, s,
+                                             unit);
+        m.free(0, at);
         if (here && snapshot) {
             if (RULE >= CHUNK_INVERSE)
                 restore_state(s, unit);
-            pass_state<true>(call, snapshot, at, s);
+            pass_state<true>(call, snapshot, place, s);
             if (RULE >= CHUNK_INVERSE)
-                scale_state<CHUNK_ONE_DECAY(RULE)>(s, unit);
+                scale_state<true>(s, unit);
         }
     }
     restore_state(s, unit);
@@ -90,15 +92,15 @@ DEVICE void write_turns(const linear_call &call, const states_work &work,
     place.head = work.head;
     place.value = work.panel * CHUNK_PANEL; /* the block's first */
 #pragma unroll 1
-    for (int n = 0; n < int_min(2, count); n++)
+    for (int n = 0; n < (CHUNK_BY_CHANNELS(RULE) ? 2 : int_min(2, count)); n++)
         named_arrive(TURN_TAKEN + n, 64 * CHUNK_STATE_WARPS);
 #pragma unroll 1
     for (int n = 0; n < count; n++) {
         const linear_chunk chunk = call.chunks.list[work.from + n];
-        m.wait(RING_OUTPUTS, n);
-        write_turn(call, m, n, work.sequence.first_row + chunk.first, chunk.rows, n + 2 < count,
-                   place, warp, lane);
-        m.free(RING_OUTPUTS, n);
+        m.wait(RING_OUTPUTS, work.passed + n);
+        write_turn(call, m, work.passed + n, work.sequence.first_row + chunk.first, chunk.rows,
+                   n + CHUNK_PLACES(RULE) < count, place, warp, lane);
+        m.free(RING_OUTPUTS, work.passed + n);
     }
 }
 
@@ -135,23 +137,54 @@ template <int RULE> DEVICE int find_warp(void)
     return CHUNK_ONE_DECAY(RULE) ? warp : __shfl_sync(~0u, warp, 0);
 }
 
-/* Blocks: segments, the last ones first as one may be longer, times v heads, times slices of 64 values.
- * Chunks of the list from `first` on. */
+/* Slices of 64 values. */
+DEVICE int count_slices(const linear_dims &d)
+{
+    const int panels = d.v_dim / CHUNK_PANEL;
+    return (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
+}
+
+/* Part `part` of a launch: segments times v heads times slices. The last segments go first, as one may be longer.
+ * Each part has a block, but for the rules CHUNK_IN_TURN: where sequences are not cut, a block has one part after
+ * the other, from the first sequence on. False: there is no such part, and none after it in turn. */
+template <int RULE>
+DEVICE bool find_part(const linear_call &call, int first, int slices, unsigned part,
+                      states_work &work)
+{
+    const int rest = part / slices;
+    work.head = rest % call.dims.v_heads;
+    work.panel = part % slices * CHUNK_STATE_WARPS;
+    if (CHUNK_IN_TURN(RULE) && call.chunks.room == 0)
+        return rest / call.dims.v_heads < call.chunks.most_segments &&
+               find_work(call, first, rest / call.dims.v_heads, work);
+    return find_work(call, first, (gridDim.x / slices - 1 - rest) / call.dims.v_heads, work);
+}
+
+/* The block's next part, if it has one: blocks take parts forth and back, so that each has long sequences and short
+ * ones where they alternate or are sorted. */
+template <int RULE>
+DEVICE bool find_next(const linear_call &call, int first, int slices, unsigned &part,
+                      states_work &work)
+{
+    const int passed = work.passed + work.to - work.from;
+    part = (2 * (part / gridDim.x) + 2) * gridDim.x - 1 - part;
+    if (call.chunks.room > 0 || !find_part<RULE>(call, first, slices, part, work))
+        return false;
+    work.passed = passed;
+    return true;
+}
+
+/* Chunks of the list from `first` on. */
 template <int RULE, bool EXACT>
 DEVICE void states_block(const linear_call &call, int first, char *memory)
 {
-    const linear_dims &d = call.dims;
-    const int panels = d.v_dim / CHUNK_PANEL;
-    const int slices = (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
-    const int lane = threadIdx.x % 32;
+    const int slices = count_slices(call.dims), lane = threadIdx.x % 32;
     const int warp = find_warp<RULE>();
     /* The same in all lanes, and told so to the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
-    const int rest = blockIdx.x / slices;
+    unsigned part = blockIdx.x;
     states_work work;
-    work.head = rest % d.v_heads;
-    work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
-    if (!find_work(call, first, (gridDim.x / slices - 1 - rest) / d.v_heads, work))
+    if (!find_part<RULE>(call, first, slices, part, work))
         return;
     if (RULE && work.number > 1)
         work.lead = 2 * (work.number - 1);
@@ -160,21 +193,27 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     begin_barriers<RULE>(m.barriers, CHUNK_STATE_WARPS);
     if (group == 0) {
         registers_take<240>();
-        pass_chunks<RULE, EXACT>(call, work, m, warp, lane);
+        do
+            pass_chunks<RULE, EXACT>(call, work, m, warp, lane);
+        while (CHUNK_IN_TURN(RULE) && find_next<RULE>(call, first, slices, part, work));
     } else if (group == 1) {
         registers_take<240>();
-        if constexpr (CHUNK_ONE_DECAY(RULE))
-            write_turns<RULE>(call, work, m, warp, lane);
-        else
-            write_chunks<RULE>(call, work, m, warp, lane);
+        do
+            if constexpr (RULE >= CHUNK_INVERSE)
+                write_turns<RULE>(call, work, m, warp, lane);
+            else
+                write_chunks<RULE>(call, work, m, warp, lane);
+        while (CHUNK_IN_TURN(RULE) && find_next<RULE>(call, first, slices, part, work));
     } else {
         registers_release<24>();
-        if (warp < 2)
-            copy_chunks<RULE>(call, work, m, warp);
-        else if (RULE >= CHUNK_INVERSE && warp == 2)
-            copy_values(call, work, m);
-        else if (CHUNK_BY_CHANNELS(RULE))
-            copy_updates<RULE>(call, work, m);
+        do
+            if (warp < 2)
+                copy_chunks<RULE>(call, work, m, warp);
+            else if (RULE >= CHUNK_INVERSE && warp == 2)
+                copy_values(call, work, m);
+            else if (CHUNK_BY_CHANNELS(RULE))
+                copy_updates<RULE>(call, work, m);
+        while (CHUNK_IN_TURN(RULE) && find_next<RULE>(call, first, slices, part, work));
     }
 }
 

@@ -50,20 +50,6 @@ template <int RULE> DEVICE void add_own(float2 own, float2 p, const u32 *x, floa
     }
 }
 
-/* The same times `times`, with what the state gives besides, where all rows have the same `p`, which is part of
- * `added`. */
-DEVICE void add_all(float2 own, const float (&given)[2], const float (&added)[2],
-                    const float (&times)[2], const u32 *x, const float *read, float (&sums)[4])
-{
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        sums[2 * i] =
-            read[2 * i] * given[i] + sums[2 * i] * added[i] + half_low(x[i]) * (own.x * times[i]);
-        sums[2 * i + 1] = read[2 * i + 1] * given[i] + sums[2 * i + 1] * added[i] +
-                          half_high(x[i]) * (own.y * times[i]);
-    }
-}
-
 /* Outputs of a delta rule that nothing more is done with: turned as they are stored, 16 bytes a
  * lane. */
 template <int RULE>
@@ -74,23 +60,12 @@ DEVICE void write_turned(const linear_call &call, char *turn, const float *numbe
 {
     const linear_operands &o = call.operands;
     const int dtype = call.dims.out_dtype, turned = lane % 8 + lane / 16 * 8;
-    const float q = call.dims.sm_scale / CHANNELS_UP, all = call.dims.sm_scale / PRODUCTS_ROOM;
-    const float of_state[2] = {held[0] * q, held[1] * q};
-    const float of_rows[2] = {kept.times[0] * all, kept.times[1] * all};
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         u32 y[4];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             const int c = 16 * pair + 8 * i + lane % 4 * 2, from = 4 * (2 * pair + i);
-            if constexpr (CHUNK_BY_CHANNELS(RULE)) {
-                float(&sums)[4] = *(float(*)[4])(added + from);
-                add_all(*(const float2 *)(numbers + NUMBERS_OWN(true) + c), of_state, of_rows,
-                        kept.times, kept.at[pair] + 2 * i, read + from, sums);
-                y[2 * i] = pack_two(dtype, sums[0], sums[1]);
-                y[2 * i + 1] = pack_two(dtype, sums[2], sums[3]);
-                continue;
-            }
             const float2 a = *(const float2 *)(numbers + NUMBERS_Q + c);
             const float2 p = *(const float2 *)(numbers + NUMBERS_P + c);
             const float2 own = *(const float2 *)(numbers + NUMBERS_OWN(true) + c);

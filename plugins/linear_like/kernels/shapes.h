@@ -73,6 +73,8 @@
 #define CHUNK_BY_CHANNELS(rule) ((rule) >= CHUNK_CHANNELS)
 #define CHUNK_ONE_DECAY(rule)   ((rule) == CHUNK_INVERSE || (rule) == CHUNK_TILES)
 #define CHUNK_HAS_TILES(rule)   ((rule) == CHUNK_TILES || (rule) == CHUNK_CHANNELS_TILES)
+/* Where blocks of linear_states_* may have several parts: others' registers do not suffice. */
+#define CHUNK_IN_TURN(rule) CHUNK_BY_CHANNELS(rule)
 
 /* fp16 has few bits for small numbers: (I + A)^-1, products of normalised rows, KDA's rows with their decays
  * are in tiles times these. */
@@ -149,11 +151,12 @@
 #define CHUNK_OUTPUT_STAGE(delta)                                                                  \
     (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
      ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
-/* As operands in registers; or as tiles of two chunks, with what their rows are to be multiplied by. */
-#define CHUNK_HANDED_SCALES (4 * 64 * 4)
+/* As operands in registers; or as tiles of two chunks, of KDA of one, with what their rows are to be multiplied
+ * by. */
+#define CHUNK_PLACES(rule) (CHUNK_BY_CHANNELS(rule) ? 1 : 2)
 #define CHUNK_HANDED(rule)                                                                         \
-    ((CHUNK_ONE_DECAY(rule) ? 2 * (CHUNK_TILE + CHUNK_PRODUCTS) + CHUNK_HANDED_SCALES              \
-                            : 14 * 2048) +                                                         \
+    (((rule) >= CHUNK_INVERSE ? CHUNK_PLACES(rule) * (CHUNK_TILE + CHUNK_PRODUCTS + 512)           \
+                              : 14 * 2048) +                                                       \
      CHUNK_STATE_WARPS * 2048)
 #define CHUNK_STATES_SHARED(rule)                                                                  \
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(rule) +                                                \

@@ -104,19 +104,21 @@ DEVICE void copy_chunks(const linear_call &call, const states_work &work,
     const char *values = call.chunks.values + (index * d.v_heads + work.head) * bytes;
 #pragma unroll 1
     for (int n = 0; n < lead + work.to - work.from; n++) {
+        const int to = work.passed + n;
         const unsigned barrier =
-            ring == RING_STATE ? m.barrier(RING_STATE, n) : m.barrier(RING_OUTPUTS, n);
+            ring == RING_STATE ? m.barrier(RING_STATE, to) : m.barrier(RING_OUTPUTS, to);
         if (ring == RING_STATE)
-            m.wait_free(RING_STATE, n);
+            m.wait_free(RING_STATE, to);
         else
-            m.wait_free(RING_OUTPUTS, n);
+            m.wait_free(RING_OUTPUTS, to);
         if (RULE && n < lead) {
             copy_matrix(call, work, m, n);
         } else {
             if (ring == RING_STATE)
-                copy_for_state<RULE>(call, work, keys, values, m.stage(RING_STATE, n), barrier);
+                copy_for_state<RULE>(call, work, keys, values, m.stage(RING_STATE, to), barrier);
             else
-                copy_for_outputs<RULE>(call, work, keys, values, m.stage(RING_OUTPUTS, n), barrier);
+                copy_for_outputs<RULE>(call, work, keys, values, m.stage(RING_OUTPUTS, to),
+                                       barrier);
             keys += heads * CHUNK_RULE_KEYS_BYTES(RULE);
             values += d.v_heads * bytes;
         }
@@ -136,15 +138,16 @@ DEVICE void copy_updates(const linear_call &call, const states_work &work,
                        (index * heads + work.head) * CHUNK_RULE_KEYS_BYTES(RULE);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
-        const unsigned barrier = m.barrier(RING_UPDATES, n);
-        m.wait_free(RING_UPDATES, n);
+        const int to = work.passed + n;
+        const unsigned barrier = m.barrier(RING_UPDATES, to);
+        m.wait_free(RING_UPDATES, to);
 #if HAS_HOPPER
         if (threadIdx.x % 32 == 0) {
             barrier_arrive_expect(barrier, CHUNK_TILE);
-            copy_bytes(m.stage(RING_UPDATES, n), keys, CHUNK_TILE, barrier);
+            copy_bytes(m.stage(RING_UPDATES, to), keys, CHUNK_TILE, barrier);
         }
 #else
-        copy_bytes(m.stage(RING_UPDATES, n), keys, CHUNK_TILE, barrier);
+        copy_bytes(m.stage(RING_UPDATES, to), keys, CHUNK_TILE, barrier);
         arrive_copied(barrier);
 #endif
         keys += heads * CHUNK_RULE_KEYS_BYTES(RULE);
@@ -168,18 +171,18 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
     int begin = find_row(call, work.sequence, *list, index);
 #pragma unroll 1
     for (int n = 0; n < work.lead + work.to - work.from; n++) {
-        const unsigned to =
-            shared_address(m.stage(0, n)) + states_memory<RULE>::state_u + row * CHUNK_V_ROW + at;
+        const unsigned to = shared_address(m.stage(0, work.passed + n)) +
+                            states_memory<RULE>::state_u + row * CHUNK_V_ROW + at;
         const char *from = first + begin * apart;
         const int here = n >= work.lead && at < width ? rows - row : 0;
-        m.wait_free(0, n);
+        m.wait_free(0, work.passed + n);
 #pragma unroll
         for (int i = 0; i < CHUNK_ROWS / 4; i++) {
             if (4 * i < here)
                 copy_async(to + 4 * i * CHUNK_V_ROW, from);
             from += 4 * apart;
         }
-        arrive_copied(m.barrier(0, n));
+        arrive_copied(m.barrier(0, work.passed + n));
         if (n >= work.lead && n + 1 < work.lead + work.to - work.from) {
             list++, index++;
             begin = find_row(call, work.sequence, *list, index), rows = list->rows;

@@ -36,8 +36,9 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
 /* Named barriers: what is handed on is there; it has been taken over. */
 enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
 
-/* The same of rules with one decay, whose chunks take turns with two places: one more for odd chunks. */
-enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5 };
+/* The same as tiles: of rules with one decay in two places, one more for odd chunks; of KDA in one, of which
+ * the state and the updates are taken by themselves. */
+enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5, TURN_UPDATES_TAKEN = 6 };
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -72,7 +73,7 @@ template <int RULE> struct states_memory {
     {
         stages = from;
         state = stages + later + update_stages * CHUNK_TILE;
-        updates = state + (CHUNK_ONE_DECAY(RULE) ? 2 * CHUNK_TILE : 9 * 2048);
+        updates = state + (RULE >= CHUNK_INVERSE ? CHUNK_PLACES(RULE) * CHUNK_TILE : 9 * 2048);
         turn = (float *)(state + CHUNK_HANDED(RULE) - CHUNK_STATE_WARPS * 2048) + warp * 512;
         barriers = shared_address(state + CHUNK_HANDED(RULE));
     }
@@ -80,7 +81,7 @@ template <int RULE> struct states_memory {
     /* What rows of a chunk's state and, after those, of its updates are to be multiplied by. */
     __device__ __forceinline__ float *scales(int place) const
     {
-        return (float *)(updates + 2 * CHUNK_PRODUCTS) + place * 128;
+        return (float *)(updates + CHUNK_PLACES(RULE) * CHUNK_PRODUCTS) + place * 128;
     }
 
     __device__ __forceinline__ static int count(int ring)

@@ -8,15 +8,13 @@
 
 #include "plugins/linear_like/kernels/states_turns.cuh"
 
-/* The state after a chunk: `s` times `unit`, which is 1 but for pass_scaled(). */
+/* The state after a chunk: `s` times `unit`, which is 1 but for pass_turns(). */
 template <int RULE, bool EXACT, int PASS>
 DEVICE void pass_chunk(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s, float (&unit)[2])
 {
-    if constexpr (CHUNK_ONE_DECAY(RULE))
+    if constexpr (RULE >= CHUNK_INVERSE)
         pass_turns<RULE, PASS>(m, stage, n, warp, lane, s, unit);
-    else if constexpr (RULE >= CHUNK_INVERSE)
-        pass_scaled<RULE, PASS>(m, stage, n, warp, lane, s, unit);
     else
         pass_exact<RULE, EXACT, PASS>(m, stage, n, warp, lane, s);
 }
@@ -162,7 +160,7 @@ DEVICE void pass_alone(const linear_call &call, const states_work &work,
                     s);
     }
     if (RULE >= CHUNK_INVERSE)
-        scale_state<CHUNK_ONE_DECAY(RULE)>(s, unit);
+        scale_state<true>(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
         const char *stage = m.stage(0, n);

@@ -1,12 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_turns.cuh: the state from chunk to chunk where a head has one decay (GDN with a norm), whose units are
- * known before its products are. What is handed on lies in two places, which chunks have in turn.
+ * states_turns.cuh: the state from chunk to chunk of GDN and KDA with a norm, whose units are known before its
+ * products are. What is handed on lies in two places, which chunks have in turn; KDA's in one.
  */
 #ifndef LINEAR_LIKE_STATES_TURNS_CUH
 #define LINEAR_LIKE_STATES_TURNS_CUH
 
-#include "plugins/linear_like/kernels/states_channels.cuh"
+#include "plugins/linear_like/kernels/states_exact.cuh"
+
+/* The largest magnitudes of a left operand's rows. */
+DEVICE void largest_of_left(const left_operand<16> &a, float (&largest)[2])
+{
+    const u32 magnitude = 0x7fff7fff;
+    u32 most[2] = {0, 0};
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* of numbers without a sign, order is that of their bits */
+            most[i % 2] = __vmaxu2(most[i % 2], a.at[n][i] & magnitude);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        largest[i] = fmaxf(half_low(most[i]), half_high(most[i]));
+}
+
+/* A state in units of 1. */
+DEVICE void restore_state(state_tile &s, float (&unit)[2])
+{
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        s[n] *= unit[n % 4 / 2];
+    unit[0] = unit[1] = 1;
+}
+
+/* In fp16's range. SMALL: rows of zeros have a small unit, so that they do not count. */
+template <bool SMALL> DEVICE void scale_state(state_tile &s, float (&unit)[2])
+{
+    float largest[2] = {0, 0}, scale[2];
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        largest[n % 4 / 2] = fmaxf(largest[n % 4 / 2], fabsf(s[n]));
+    if constexpr (SMALL)
+        largest[0] = largest_of_row(largest[0]), largest[1] = largest_of_row(largest[1]);
+    scale[0] = find_scale(SMALL ? largest[0] : largest_of_row(largest[0]), &unit[0]);
+    scale[1] = find_scale(SMALL ? largest[1] : largest_of_row(largest[1]), &unit[1]);
+#pragma unroll
+    for (int n = 0; n < 64; n++)
+        s[n] *= scale[n % 4 / 2];
+#pragma unroll
+    for (int i = 0; SMALL && i < 2; i++)
+        unit[i] = largest[i] == 0 ? 1e-30f : unit[i];
+}
 
 /* Of a chunk, known before its products are, for each row: what v and what the state gives for k are to be
  * multiplied by on the right side; the state itself; updates, by the outputs. */
@@ -117,6 +160,29 @@ DEVICE void multiply_keys(state_tile &s, const u32 (&a)[4][4], unsigned tile)
     products_commit();
 }
 
+/* The largest of what rows of v are to be multiplied by. */
+DEVICE float largest_number(const float *numbers, int lane)
+{
+    const float2 two = *(const float2 *)(numbers + 2 * lane);
+    float most = fmaxf(two.x, two.y);
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    return most;
+}
+
+/* A state after the decays of a chunk's channels. */
+DEVICE void decay_channels(const float *numbers, int lane, state_tile &s)
+{
+#pragma unroll
+    for (int n = 0; n < 16; n++) {
+        const float2 by = *(const float2 *)(numbers + NUMBERS_DECAY + 8 * n + lane % 4 * 2);
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            s[4 * n + 2 * i] *= by.x, s[4 * n + 2 * i + 1] *= by.y;
+    }
+}
+
 /* The state after a chunk; `s` times `unit`. What a product needs is found while the one before it is
  * under way, so that little is left between them. */
 template <int RULE, int PASS>
@@ -125,8 +191,8 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
 {
 #if HAS_HOPPER
     typedef states_memory<RULE> at;
-    constexpr bool half = RULE == CHUNK_TILES;
-    const int place = n % 2;
+    constexpr bool half = CHUNK_HAS_TILES(RULE), channels = CHUNK_BY_CHANNELS(RULE);
+    const int place = channels ? 0 : n % 2;
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0), k = from + at::k;
     const float one[2] = {1, 1};
@@ -136,6 +202,8 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     float x[32], y[32] = {}, by[32], value[2] = {0, 0};
     u32 v[4][4];
     float2 keys[8];
+    if constexpr (channels) /* now, as nothing is under way */
+        m.wait(RING_UPDATES, n);
     pack_left<0, 8, 16>(s, one, held);
     multiply_rows(x, held.at[0], k, false);
     pack_left<8, 16, 16>(s, one, held);
@@ -147,25 +215,33 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
                      lane);
         named_arrive(TURN_STATE + place, 64 * CHUNK_STATE_WARPS);
     }
+    if constexpr (channels)
+        decay_channels(numbers, lane, s);
     if constexpr (PASS != PASS_MATRIX)
         load_values(from + at::state_u + warp * (CHUNK_PANEL * 2), lane, v, value, half);
-    if constexpr (half)
-        value[0] *= numbers[NUMBERS_MOST], value[1] *= numbers[NUMBERS_MOST];
-    find_units(held, value, numbers[NUMBERS_DECAY], unit, units);
+    if constexpr (half) {
+        const float most =
+            channels ? largest_number(numbers + NUMBERS_U, lane) : numbers[NUMBERS_MOST];
+        value[0] *= most, value[1] *= most;
+    }
+    find_units(held, value, channels ? 1 : numbers[NUMBERS_DECAY], unit, units);
     if constexpr (PASS != PASS_MATRIX)
         scale_values<half>(v, numbers, units.side, lane, y);
-    spread_numbers(numbers + NUMBERS_W, units.held, lane, by);
+    if constexpr (!channels)
+        spread_numbers(numbers + NUMBERS_W, units.held, lane, by);
     products_arrived(y);
-    products_arrived(by);
+    if constexpr (!channels)
+        products_arrived(by);
     wait_product<0>(x);
 #pragma unroll
     for (int i = 0; i < 32; i++)
-        x[i] = y[i] - x[i] * by[i];
+        x[i] = y[i] - x[i] * (channels ? units.held[i / 2 % 2] * (1 / CHANNELS_UP) : by[i]);
     pack_left<0, 8, 8>(x, one, side);
     multiply_rows(x, side.at[0], from + at::inverse, false);
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        keys[i] = *(const float2 *)(numbers + NUMBERS_K + 8 * i + lane % 4 * 2);
+        keys[i] = channels ? make_float2(1 / CHANNELS_UP, 1 / CHANNELS_UP)
+                           : *(const float2 *)(numbers + NUMBERS_K + 8 * i + lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] *= units.state[i % 4 / 2];
@@ -175,8 +251,11 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     for (int i = 0; i < 32; i++)
         y[i] = x[i] * (i % 2 ? keys[i / 4].y : keys[i / 4].x);
     pack_left<0, 8, 8>(y, one, added);
-    multiply_keys(s, added.at, k);
+    multiply_keys(s, added.at,
+                  channels ? __shfl_sync(~0u, shared_address(m.stage(RING_UPDATES, n)), 0) : k);
     if constexpr (PASS == PASS_HANDED) {
+        if constexpr (channels)
+            named_sync(TURN_UPDATES_TAKEN, 64 * CHUNK_STATE_WARPS);
         pack_left<0, 8, 8>(x, one, kept);
         kept.times[0] = units.kept[0], kept.times[1] = units.kept[1];
         write_handed(shared_address(m.updates) + place * CHUNK_PRODUCTS, kept, m.scales(place) + 64,
@@ -185,6 +264,8 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     }
     products_wait<0>();
     products_arrived(s);
+    if constexpr (channels)
+        m.free(RING_UPDATES, n);
 #else
     __trap();
 #endif

@@ -16,6 +16,7 @@ struct states_work {
     int index, number, count;
     int head, panel; /* the first of the block's */
     int lead;        /* stages of the state's ring that come before the chunks' */
+    int passed;      /* chunks of parts that the block has had before */
 };
 
 /* The block's part of segment `index` of the window from chunk `first` on; false: there is none. */
@@ -31,7 +32,7 @@ DEVICE bool find_work(const linear_call &call, int first, int index, states_work
     work.end = work.begin + chunks.sequences[2 * segment.sequence + 1];
     work.from = segment.from, work.to = segment.to;
     work.index = index, work.number = segment.number, work.count = segment.count;
-    work.lead = 0;
+    work.lead = work.passed = 0;
     work.sequence = linear_find_sequence(&call.batch, segment.sequence);
     return true;
 }

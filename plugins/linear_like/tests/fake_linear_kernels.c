@@ -373,12 +373,14 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t v
     free(keys.rows);
 }
 
-static void states_from(const struct fake_cuda_launch *launch, int first, int64_t values)
+/* `rule`: -1: no rule with tiles. Parts in turn: the blocks that there are have all of them. */
+static void states_from(const struct fake_cuda_launch *launch, int first, int64_t values, int rule)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     int columns = 16 * CHUNK_STATE_WARPS, slices = (d->v_dim + columns - 1) / columns;
-    int64_t blocks = launch->grid[0];
+    const int in_turn = CHUNK_IN_TURN(rule) && call->chunks.room == 0;
+    int64_t blocks = in_turn ? INT64_MAX : launch->grid[0];
     for (int s = 0; s < linear_num_real(&call->batch); s++)
         states_sequence(call, s, first, values, blocks - (int64_t)s * d->v_heads * slices);
 }
@@ -388,7 +390,7 @@ static void states_by(const struct fake_cuda_launch *launch, int rule)
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     states_from(launch, *(const int *)launch->arguments[1],
-                (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule));
+                (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule), rule);
 }
 
 static void states_plain(const struct fake_cuda_launch *launch)
@@ -406,9 +408,14 @@ static void states_inverse(const struct fake_cuda_launch *launch)
     states_by(launch, CHUNK_INVERSE);
 }
 
+static void states_channels(const struct fake_cuda_launch *launch)
+{
+    states_by(launch, CHUNK_CHANNELS);
+}
+
 static void fused(const struct fake_cuda_launch *launch)
 {
-    states_from(launch, *(const int *)launch->arguments[2], 0);
+    states_from(launch, *(const int *)launch->arguments[2], 0, -1);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -593,8 +600,8 @@ void fake_linear_define(void)
                    {"linear_states_delta", states_solved},
                    {"linear_states_inverse", states_inverse},
                    {"linear_states_tiles", states_inverse},
-                   {"linear_states_channels", states_inverse},
-                   {"linear_states_channels_tiles", states_inverse},
+                   {"linear_states_channels", states_channels},
+                   {"linear_states_channels_tiles", states_channels},
                    {"linear_segments_plain", segments},
                    {"linear_segments_delta", segments},
                    {"linear_segments_inverse", segments},
