@@ -7,7 +7,14 @@
 
 #include <string.h>
 
-enum { MANY_SEQUENCES = 300, MODES = 4, LONG = 3, CHUNKED = 4, SINGLE = 10 };
+enum {
+    MANY_SEQUENCES = 300,
+    FILLING_SEQUENCES = 24,
+    MODES = 4,
+    LONG = 3,
+    CHUNKED = 4,
+    SINGLE = 10
+};
 
 /* ---- Making specs large ---------------------------------------------------------------------- */
 
@@ -94,6 +101,32 @@ static void make_chunked(struct linear_spec *spec, int32_t index)
     spec->flags &= ~(uint32_t)ATTN_LINEAR_QK_L2NORM;
     if (delta && n != 2)
         spec->flags |= ATTN_LINEAR_QK_L2NORM;
+}
+
+/* Sequences times heads that fill a GPU, so that a block has several of them, one after the other: 24 sequences
+ * of up to three chunks, four heads. */
+static void make_filling(struct linear_spec *spec, int32_t index)
+{
+    static const struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS] = {
+        {.rows = 150, .has_initial = true},
+        {.rows = 64, .has_initial = true, .in_place = true},
+        {.rows = 131},
+        {.rows = 33, .has_initial = true, .in_place = true},
+        {.rows = 20, .has_initial = true},
+        {.rows = 129, .in_place = true},
+        {.rows = 96, .has_initial = true, .dropped = true},
+        {.rows = 1}};
+    make_chunked(spec, index % 2);
+    for (int32_t s = 0; s < LINEAR_CASE_MAX_SEQS; s++)
+        spec->sequences[s] = sequences[s];
+    spec->num_sequences = FILLING_SEQUENCES;
+    spec->snapshots = index % 2 == 1;
+    spec->sparse = 0;
+    spec->cuts = 2 * (index % 2);
+    spec->most_kept = spec->snapshots ? 2 * FILLING_SEQUENCES : 0;
+    spec->z = false;
+    spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : 4;
+    spec->v_heads = 4;
 }
 
 /* Single rows of layers as models have them, for which a backend may have kernels of their own: bf16, heads
@@ -223,6 +256,10 @@ const struct check check_size_linear[] = {
                "sequences of 300 to 4230 rows in bf16, with head dimensions of 64 to 128, follow "
                "their recurrence, with and without a convolution",
                LINEAR_CASES(make_chunked, CHUNKED)),
+    JUDGED_ROW("MEAN-18", linear_filling,
+               "24 sequences of 1 to 150 rows in bf16, with four heads of 64 to 128, follow their "
+               "recurrence, with and without a convolution",
+               LINEAR_CASES(make_filling, 2)),
     JUDGED_ROW("MEAN-18", linear_single_rows,
                "single rows in bf16, with a head_k_dim of 128, follow their recurrence, with and "
                "without a convolution",
