@@ -154,6 +154,9 @@ typedef struct fi_group {
  * not for many items where bits must not depend on how many there are. */
 int fi_has_kernel(const fi_group *group, int kernel);
 
+/* Of shared memory, for a block of the group's kernel. */
+uint32_t fi_shared_bytes(const fi_group *group, int kernel);
+
 /* Has it one kernel for any number of rows, wide.cuh's? */
 int fi_is_wide(const fi_shape *shape);
 

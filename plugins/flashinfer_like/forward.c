@@ -227,7 +227,7 @@ static attn_status launch_attend(layer_call *call, attn_stream stream, attn_erro
         .grid = {fi_is_prefill(call->kernel) ? (int64_t)grid.lanes * grid.columns : grid.lanes,
                  fi_is_prefill(call->kernel) ? 1 : grid.columns, 1},
         .block = {kernel->threads},
-        .shared = kernel->shared,
+        .shared = fi_shared_bytes(call->group, call->kernel),
         .programmatic = call->group->shape->has_hopper && call->metadata->is_settled};
     void *params[] = {&call->params};
     call->metadata->is_settled = 1;

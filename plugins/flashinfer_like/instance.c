@@ -136,6 +136,19 @@ static attn_status load_plan(attn_instance *made, attn_error *error)
     return status;
 }
 
+/* Is it one for groups with slopes? */
+static int is_sloped(const fi_group *group, int kernel)
+{
+    return kernel == KERNEL_PREFILL && group->shape->has_hopper &&
+           group->shape->dim <= FI_SLOPES_DIM && group->base.flags & ATTN_GROUP_HAS_ALIBI;
+}
+
+uint32_t fi_shared_bytes(const fi_group *group, int kernel)
+{
+    const fi_kernel *wanted = &group->shape->kernels[kernel];
+    return wanted->shared + (is_sloped(group, kernel) ? FI_SLOPES_BYTES(wanted->keys) : 0);
+}
+
 /* Groups of the same dimensions and type share a module. */
 static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel, attn_error *error)
 {
@@ -145,11 +158,15 @@ static attn_status load_kernel(attn_instance *made, fi_group *group, int kernel,
     const char *codes = group->base.kv_dtype == ATTN_FP8_E5M2 ? "_e5m2" : "_e4m3";
     cuda_module *module = &made->modules[(shape * IMAGE_COUNT + image) * TYPE_COUNT + type];
     const fi_kernel *wanted = &group->shape->kernels[kernel];
-    const cuda_wants wants = {.shared = wanted->shared};
+    const cuda_wants wants = {.shared = fi_shared_bytes(group, kernel)};
     char name[64];
+    const char *form = "";
+    if (is_sloped(group, kernel))
+        form = "_slopes";
+    else if (group->is_invariant && !fi_is_prefill(kernel))
+        form = "_splits";
     snprintf(name, sizeof name, "%s_%s%s%s", wanted->name, type == TYPE_F16 ? "f16" : "bf16",
-             kernel >= KERNEL_CODES ? codes : "",
-             group->is_invariant && !fi_is_prefill(kernel) ? "_splits" : "");
+             kernel >= KERNEL_CODES ? codes : "", form);
     return cuda_image_find(made->cuda, &made->facts, &images[shape][image][type], name, &wants,
                            module, &group->functions[kernel], error);
 }
@@ -184,16 +201,26 @@ int fi_has_kernel(const fi_group *group, int kernel)
            cuda_is_fp8(group->base.kv_dtype) == (kernel >= KERNEL_CODES);
 }
 
+/* Heads of a lane. Units of heads with steep slopes take longer, so a lane has some of each kind. */
+static uint32_t lane_heads(const fi_group *group, int kernel)
+{
+    if (!is_sloped(group, kernel))
+        return 1;
+    return group->base.kv_heads < 32 ? 8 : 4;
+}
+
 /* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
  * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
  * them. */
-static fi_grid find_grid(const fi_group *group, const attn_bounds *bounds, uint32_t blocks)
+static fi_grid find_grid(const fi_group *group, int kernel, const attn_bounds *bounds,
+                         uint32_t blocks)
 {
     int64_t most = group->options.workspace / fi_block_bytes(group, bounds);
     uint32_t heads = (uint32_t)group->base.kv_heads;
+    uint32_t each = lane_heads(group, kernel), lanes = (heads + each - 1) / each;
     if (most < blocks)
         blocks = most > 1 ? (uint32_t)most : 1;
-    fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
+    fi_grid grid = {.lanes = lanes < blocks ? lanes : blocks};
     while (heads % grid.lanes)
         grid.lanes--;
     grid.columns = blocks / grid.lanes;
@@ -203,7 +230,7 @@ static fi_grid find_grid(const fi_group *group, const attn_bounds *bounds, uint3
 fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     const int32_t each = group->shape->kernels[kernel].blocks;
-    return find_grid(group, bounds, group->num_sms * (uint32_t)each);
+    return find_grid(group, kernel, bounds, group->num_sms * (uint32_t)each);
 }
 
 /* Where the batch may not have all multiprocessors it has a block for each of its own: they could be
@@ -211,7 +238,7 @@ fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bound
 fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     const uint32_t sms = cuda_num_sms(bounds, group->num_sms);
-    return sms < group->num_sms ? find_grid(group, bounds, sms)
+    return sms < group->num_sms ? find_grid(group, kernel, bounds, sms)
                                 : fi_find_grid(group, kernel, bounds);
 }
 

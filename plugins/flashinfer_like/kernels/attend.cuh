@@ -60,6 +60,8 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
         score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
     if (c.cap != 0 && !c.operands.slopes)
         scores_cap(c.cap, score);
+    if (is_sloped(c))
+        scores_slope<S>(c, at, it, score);
     if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
         seen = warp_or(is_range(c) ? scores_cut<S>(c, at, it, score)
                                    : scores_mask<S>(c, at, it, score));

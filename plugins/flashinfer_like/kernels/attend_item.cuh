@@ -19,8 +19,8 @@
 /* What a warp holds of an item: its rows' queries, and what they came to. */
 template <typename S> struct item {
     index_sequence q;
-    int all_lo, all_hi; /* keys that every row sees; none, if there is more to a logit than a
-                           product and a cap */
+    int all_lo, all_hi; /* keys that every row sees; none, if a logit is more than a product and
+                           either a cap or a slope */
     u32 a[S::q_in_shared ? 1 : S::dim / 16][4];
     float factor[S::quantised ? 2 : 1]; /* of the rows' scores; else it is the call's */
     bool fits;                          /* of S::may_not_fit: queries are f16 */
@@ -256,7 +256,7 @@ static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor
     mask_positions(&rule, it.q.prefix_len + first, &ignored, &it.all_hi);
     it.all_hi = min(it.all_hi, at.tile.hi);
     it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, first));
-    if (c.custom || c.operands.slopes)
+    if (c.custom || (c.operands.slopes && !is_sloped(c)))
         it.all_hi = 0;
     /* A branch for all of them: predicates would have each of both kinds of loads issued. */
     if (S::quantised && S::q_in_shared)

@@ -4,7 +4,7 @@
  * of attend_products.cuh. Each warp has largest logits of its own: warps meet at the item's end
  * only.
  *
- *   scores -> scores_cap(): where a cap is all that there is to a logit beside the product
+ *   scores -> scores_cap(), scores_slope(): if a logit is a product and either a cap or a slope
  *          -> scores_cut(): logits of what is seen, where not every row sees all of the keys
  *          -> scores_mask(): the same where a range does not tell which, or a logit has its slope,
  *             and the cap after it
@@ -25,10 +25,30 @@ static __device__ __forceinline__ void scores_cap(float cap, float (&score)[2][4
         score[n / 4][n % 4] = cap * SOFTMAX_LOG2E * tanh_fast(score[n / 4][n % 4] * inverse);
 }
 
+/* Logits of scaled scores, where is_sloped(). */
+template <typename S>
+static __device__ __forceinline__ void scores_slope(const fi_call &c, const cursor &at,
+                                                    const item<S> &it, float (&score)[2][4])
+{
+    const int lane = (int)threadIdx.x & 31, from = cursor_key(at) + (lane & 3) * 2;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        int row = min(at.tile.row0 + h * 8 + lane / 4, it.q.q_len * c.ratio - 1);
+        int query = short_query(c, row);
+        float slope = slope_of(c, at.head, row, query);
+        float back = (float)(it.q.prefix_len + query - from);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float &x = score[n / 2][h * 2 + n % 2];
+            x = fmaf(x, SOFTMAX_LOG2E, -slope * (back - (float)(n / 2 * 8 + n % 2)));
+        }
+    }
+}
+
 /* Does a row see all keys of a range, and are its scores logits? */
 static __device__ __forceinline__ bool is_range(const fi_call &c)
 {
-    return !c.custom && !c.operands.slopes && !c.batch.item_prefix_lens;
+    return !c.custom && (!c.operands.slopes || is_sloped(c)) && !c.batch.item_prefix_lens;
 }
 
 /* What any lane that has the same keys sees: any row of the warp. */

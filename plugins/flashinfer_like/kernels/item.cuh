@@ -72,6 +72,20 @@ static __device__ __forceinline__ mask_rule rule_of(const fi_call &c)
     return rule;
 }
 
+/* Is a logit only the product and a slope times the distance? Then a key's position is its column, and
+ * no row sees a later key. */
+static __device__ __forceinline__ bool is_sloped(const fi_call &c)
+{
+    return c.operands.slopes && c.cap == 0 && !c.custom && c.batch.window_right == 0 &&
+           !c.batch.item_prefix_lens;
+}
+
+/* What a row's logit loses per key of distance, in units of log 2. */
+static __device__ __forceinline__ float slope_of(const fi_call &c, int head, int row, int query)
+{
+    return c.operands.slopes[head * c.ratio + row - query * c.ratio] * SOFTMAX_LOG2E;
+}
+
 /* The end of the keys that all rows of a tile see that row `first` of it, a query, and window and
  * chunk, leave them: in a batch of items, those of the prefix. */
 static __device__ __forceinline__ int end_of_all(const fi_call &c, const index_sequence &q, int seq,

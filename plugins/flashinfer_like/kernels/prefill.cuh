@@ -43,11 +43,19 @@ DEVICE void values_wait(const struct work &w, struct control *control, const pla
 
 /* The scores of the unit that comes next. */
 template <typename S>
-DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at, u32 base,
+DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at, int from, u32 base,
                         float (&s)[S::keys / 2])
 {
+    u32 parts[4] = {0, 0, 0, 0};
+    if constexpr (S::sloped) {
+        const u32 of_far = is_far<S>(r, from) ? ~0u : 0;
+        parts[0] = r.slopes.parts[0] & of_far;
+        parts[1] = r.slopes.parts[1] & of_far;
+    }
     products_fence();
     product_scores<S>(s, r.q, base + S::k_at + at.k.slot * S::k_bytes);
+    if constexpr (S::sloped)
+        product_ramp<S>(s, parts, base);
     products_commit();
     products_wait<0>();
     products_arrived(s);
@@ -71,23 +79,37 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
     const u32 v = base + S::v_at + at.v.slot * S::v_bytes;
     const u32 v_empty = shared_address(&control->v_empty[at.v.slot]);
 
-    next_scores<S>(control, r, at, base, s);
+    next_scores<S>(control, r, at, from, base, s);
     at.v.advance();
     scores_finish<S>(c, w, control, r, at.v, from, base, s);
 
+    slope_unit unit;
+    struct softmax x = r.x;
+    if constexpr (S::sloped) {
+        unit = slopes_unit<S>(r, from);
+        x = slopes_softmax<S>(r, unit);
+    }
     products_fence();
     product_values<S>(r.o, p, v, r.add);
     products_commit();
-    softmax_exp<0>(r.x, s, r.scale, early);
-    softmax_exp<half>(r.x, s, r.scale, late);
+    softmax_exp<0>(x, s, r.scale, early);
+    softmax_exp<half>(x, s, r.scale, late);
     softmax_join<S::half, 0>(early, sum, packed);
     softmax_join<S::half, half>(late, sum, packed);
     if (more)
         keys_wait<S>(w, control, at);
     values_wait<S>(w, control, at);
-    const bool again = softmax_grown(sum);
-    if (__builtin_expect(again, 0))
+    bool again = softmax_grown(sum);
+    if constexpr (S::sloped) {
+        factor[0] = factor[1] = 1.0f;
+        if (__builtin_expect(again, 0))
+            slopes_again<S>(r, unit, s, sum, factor, packed);
+        factor[0] *= unit.factor[0];
+        factor[1] *= unit.factor[1];
+        again |= unit.has_moved;
+    } else if (__builtin_expect(again, 0)) {
         softmax_again<S::half>(&r.x, s, r.scale, sum, factor, packed);
+    }
     r.x.sum[0] += sum[0];
     r.x.sum[1] += sum[1];
 
@@ -116,9 +138,12 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     {
         float s[S::keys / 2], factor[2], sum[2];
         keys_wait<S>(w, control, at);
-        next_scores<S>(control, r, at, base, s);
+        next_scores<S>(control, r, at, from, base, s);
         scores_finish<S>(c, w, control, r, at.v, from, base, s);
-        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+        if constexpr (S::sloped)
+            slopes_again<S>(r, slopes_unit<S>(r, from), s, sum, factor, p);
+        else
+            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
         r.x.sum[0] = sum[0];
         r.x.sum[1] = sum[1];
     }
@@ -154,7 +179,7 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
         float s[S::keys / 2], factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
         u32 p[S::keys / 4];
         keys_wait<S>(w, control, at);
-        next_scores<S>(control, r, at, base, s);
+        next_scores<S>(control, r, at, from, base, s);
         scores_finish<S>(c, w, control, r, at.v, from, base, s);
         softmax_tile<S::half>(r.x, s, r.scale, sum, p);
         if (__builtin_expect(softmax_grown(sum), 0)) {
@@ -185,6 +210,8 @@ template <typename S> DEVICE void consume(const fi_call &c, struct control *cont
 {
     const u32 base = shared_address(shared);
     place<S> at;
+    if constexpr (S::sloped)
+        ramp_fill<S>(base + S::ramp_at);
     ring<S::q_slots> slot;
 #pragma unroll 1
     for (;;) {
@@ -195,6 +222,8 @@ template <typename S> DEVICE void consume(const fi_call &c, struct control *cont
         rows<S> r;
         fence_async_shared(); /* the queries */
         rows_begin<S>(c, w, base + slot.slot * S::q_bytes, r);
+        if constexpr (S::sloped)
+            slopes_begin<S>(c, w, r);
         attend<S>(c, w, control, base, r, at);
         rows_end<S>(c, w, control, r, shared + slot.slot * S::q_bytes);
         release(shared_address(&control->q_empty[slot.slot]));
@@ -236,10 +265,14 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
                       FI_LINE(line, keys), FI_LINE(line, prefill_stages), FI_LINE(line, q_slots),  \
                       0, FI_HALF_##type, 0)
+#define FI_PREFILL_SLOPES(line, type)                                                              \
+    FI_TILES_KERNEL(fi_prefill_##line##_##type##_slopes, FI_PREFILL_ROWS, FI_LINE(line, dim),      \
+                    FI_LINE(line, v_dim), FI_LINE(line, keys), FI_LINE(line, prefill_stages),      \
+                    FI_LINE(line, q_slots), 0, FI_HALF_##type, 0, true)
 #define FI_PREFILL_HALF(line, type)                                                                \
     FI_TILES_KERNEL(fi_prefill_half_##line##_##type, FI_HALF_ROWS, FI_LINE(line, dim),             \
                     FI_LINE(line, v_dim), FI_KEYS, FI_HALF_STAGES(FI_LINE(line, dim)),             \
-                    FI_HALF_SLOTS, 0, FI_HALF_##type, 0)
+                    FI_HALF_SLOTS, 0, FI_HALF_##type, 0, false)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_LINE(line, codes_keys),                             \
@@ -249,6 +282,7 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 #define FI_PREFILL(line, type)                                                                     \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
                       FI_KEYS, FI_SM80_STAGES(FI_LINE(line, dim)), 1, 0, FI_HALF_##type, 0)
+#define FI_PREFILL_SLOPES(...)
 #define FI_PREFILL_HALF(...)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
@@ -257,14 +291,15 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 #endif
 #define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half, codes)        \
     FI_TILES_KERNEL(name, FI_PREFILL_ROWS, dim, v_dim, keys, stages, q_slots, code_slots, half,    \
-                    codes)
-#define FI_TILES_KERNEL(name, rows, dim, v_dim, keys, stages, q_slots, code_slots, half, codes)    \
+                    codes, false)
+#define FI_TILES_KERNEL(name, rows, dim, v_dim, keys, stages, q_slots, code_slots, half, codes,    \
+                        sloped)                                                                    \
     extern "C" __global__ void __launch_bounds__((rows / GROUP_ROWS + 1) * GROUP_THREADS, 1)       \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        using shape =                                                                              \
-            prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes, rows>;       \
+        using shape = prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes,    \
+                                    rows, sloped>;                                                 \
         prefill<shape>(c, shared);                                                                 \
     }
 

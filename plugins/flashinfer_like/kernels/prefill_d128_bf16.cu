@@ -2,4 +2,5 @@
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
 FI_PREFILL(d128, bf16)
+FI_PREFILL_SLOPES(d128, bf16)
 FI_PREFILL_HALF(d128, bf16)

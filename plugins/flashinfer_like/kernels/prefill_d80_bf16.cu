@@ -2,4 +2,5 @@
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
 FI_PREFILL(d80, bf16)
+FI_PREFILL_SLOPES(d80, bf16)
 FI_PREFILL_HALF(d80, bf16)

@@ -14,6 +14,17 @@
 #define BARRIER_CONSUMERS 1 /* named barrier of those who multiply */
 #define BARRIER_GROUP     2 /* 2, 3: a warpgroup's own */
 
+/* Of rows whose logits fall with the distance of a key (prefill_slopes.cuh). `fall`: of a score, from
+ * a key to the one before it; `parts`: the same as operand a of a product. `top`: the largest logit
+ * of a unit whose keys all rows see, if its last key were the row's own. */
+template <bool sloped> struct row_slopes {
+};
+template <> struct row_slopes<true> {
+    float fall[2], top[2];
+    int position[2];
+    u32 parts[2];
+};
+
 /* What a warpgroup holds of an item. A thread has rows lane / 4 and that + 8 of its warp's 16. */
 template <typename S> struct rows {
     u32 q;              /* its queries in shared memory */
@@ -22,6 +33,7 @@ template <typename S> struct rows {
     float scale;        /* of what the softmax gets, to units of log 2 */
     int add;            /* 0: o holds nothing yet */
     struct softmax x;
+    row_slopes<S::sloped> slopes;
     float o[S::dim_v / 2];
 };
 
@@ -55,10 +67,19 @@ template <typename S> DEVICE float scale_of(const fi_call &c, int head)
     return S::codes ? c.scale * k_scale_of(c, head) : c.scale;
 }
 
+/* Do products and the softmax apply the slopes? */
+template <typename S> DEVICE bool by_slopes(const fi_call &c, int head)
+{
+    return is_sloped(c) && scale_of<S>(c, head) > 1e-6f;
+}
+
 /* Is there more to a logit than a product and a cap? Then scores become logits before the softmax.
  */
 template <typename S> DEVICE bool is_special(const fi_call &c, int head)
 {
+    if constexpr (S::sloped)
+        if (by_slopes<S>(c, head))
+            return false;
     return c.operands.slopes || (c.cap == 0 && !(scale_of<S>(c, head) > 0));
 }
 

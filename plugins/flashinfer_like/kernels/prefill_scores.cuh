@@ -17,7 +17,7 @@
 #define BITS_BY_CALL __noinline__
 #endif
 
-#include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
+#include "plugins/flashinfer_like/kernels/prefill_slopes.cuh"
 
 /* ---- Logits -------------------------------------------------------------------------------- */
 
@@ -155,6 +155,8 @@ DEVICE void scores_finish(const fi_call &c, const struct work &w, struct control
         mask_find_view(&rule, &c.batch, &w.q, w.at.tile.seq,
                        row < w.q.q_len * c.ratio ? row / c.ratio : -1, &view[h]);
     }
+    if constexpr (S::sloped)
+        scores_fall<S>(r, from, s);
     if (is_special<S>(c, w.at.head))
         scores_weigh<S>(c, w, view, from, s);
     if (thins_out(c)) {

@@ -24,9 +24,9 @@
 /* rows: of a tile; keys: of a unit; stages: units of keys, and of values, in shared memory; q_slots: tiles of
  * queries, of which the next one comes while this one is worked on where there is room for two;
  * code_slots: units of codes on their way to be keys and values; codes: ELEMENT_E4M3 or
- * ELEMENT_E5M2, 0 = the cache has none. */
+ * ELEMENT_E5M2, 0 = the cache has none; sloped: for groups with slopes (prefill_slopes.cuh). */
 template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool half_,
-          int codes_, int rows_ = FI_PREFILL_ROWS>
+          int codes_, int rows_ = FI_PREFILL_ROWS, bool sloped_ = false>
 struct prefill_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
@@ -36,6 +36,7 @@ struct prefill_shape {
     static constexpr int code_slots = code_slots_;
     static constexpr int codes = codes_;
     static constexpr bool half = half_;
+    static constexpr bool sloped = sloped_;
 
     static constexpr int rows = rows_;
     static constexpr int groups = rows / GROUP_ROWS;
@@ -61,7 +62,8 @@ struct prefill_shape {
         (dim_v + CODE_PANEL - 1) / CODE_PANEL * warp_keys * ROW_BYTES;
     static constexpr int k_codes_at = v_at + stages * v_bytes;
     static constexpr int v_codes_at = k_codes_at + WARPS * code_slots * warp_code_bytes;
-    static constexpr int control_at = v_codes_at + WARPS * code_slots * warp_code_v_bytes;
+    static constexpr int ramp_at = v_codes_at + WARPS * code_slots * warp_code_v_bytes;
+    static constexpr int control_at = ramp_at + (sloped ? FI_SLOPES_BYTES(keys) : 0);
     static constexpr int control_bytes = 1536;
     static constexpr int shared_bytes = control_at + control_bytes;
 

@@ -6,7 +6,8 @@
  * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over
  * caches of e4m3 and e5m2 (attend_NAME_bf16_e4m3.cu and so on), if there are any. The files of few
  * rows may have another kernel, which is faster where a block goes through many items; those of many
- * rows another for FI_HALF_ROWS. To add a pair: twelve such files, or four without fp8, their names
+ * rows, up to 128 dimensions and without fp8, have one for FI_HALF_ROWS and one for groups with
+ * slopes. To add a pair: twelve such files, or four without fp8, their names
  * in Makefile.am.inc, and a line here.
  */
 #ifndef FI_SHAPES_H
@@ -63,6 +64,10 @@
          : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                             \
                   FI_HALF_STAGES(dim) * FI_KEYS * (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim))) + \
                1536)
+
+/* Most dimensions of prefill's kernels for groups with slopes (prefill_slopes.cuh), on Hopper. */
+#define FI_SLOPES_DIM         128
+#define FI_SLOPES_BYTES(keys) ((keys)*128) /* of shared memory, more than others */
 
 /* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
  * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.

@@ -25,6 +25,7 @@ template <int dim_, int dim_v_, int keys_, int stages_, bool half_> struct wide_
     static constexpr int stages = stages_;
     static constexpr int codes = 0;
     static constexpr bool half = half_;
+    static constexpr bool sloped = false;
 
     static constexpr int rows = FI_WIDE_ROWS;
     static constexpr int columns = dim_v / 2; /* of a warpgroup's sums */

@@ -183,6 +183,8 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
                 const int is_wide = fi_is_wide(&fi_shapes[i]);
                 expect_kernel(k, i, is_wide ? "FI_PREFILL_WIDE" : macros[k], types[n],
                               k < KERNEL_CODES ? NULL : codes[0]);
+                if (k == KERNEL_PREFILL && fi_shapes[i].dim <= FI_SLOPES_DIM)
+                    expect_kernel(k, i, "FI_PREFILL_SLOPES", types[n], NULL);
                 if (k >= KERNEL_CODES)
                     expect_kernel(k, i, macros[k], types[n], codes[1]);
             }
@@ -254,6 +256,30 @@ TEST_OF(any_machine, launches_keep_to_max_sms)
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 300, 200));
     ck_assert_uint_eq(launches[1].blocks, 3 * SAVE_BLOCKS);
     ck_assert_uint_le(launches[2].blocks, 3);
+    run_end(&t);
+}
+
+/* A lane of prefill has several heads, and a block a ramp; others are as without slopes. */
+TEST_OF(any_machine, prefill_of_slopes)
+{
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    fi_group group = t.own->group;
+    const fi_kernel *kernels = group.shape->kernels;
+    group.base.flags |= ATTN_GROUP_HAS_ALIBI;
+    group.base.kv_heads = 32;
+    ck_assert_uint_eq(fi_find_grid(&group, KERNEL_PREFILL, &of.bounds).lanes, 8);
+    group.base.kv_heads = 8;
+    ck_assert_uint_eq(fi_find_grid(&group, KERNEL_PREFILL, &of.bounds).lanes, 1);
+    ck_assert_uint_eq(fi_find_grid(&group, KERNEL_ATTEND, &of.bounds).lanes, 8);
+    ck_assert_uint_eq(fi_shared_bytes(&group, KERNEL_PREFILL),
+                      kernels[KERNEL_PREFILL].shared + 128 * 128);
+    ck_assert_uint_eq(fi_shared_bytes(&group, KERNEL_ATTEND), kernels[KERNEL_ATTEND].shared);
+    group.base.flags = 0;
+    ck_assert_uint_eq(fi_find_grid(&group, KERNEL_PREFILL, &of.bounds).lanes, 8);
+    ck_assert_uint_eq(fi_shared_bytes(&group, KERNEL_PREFILL), kernels[KERNEL_PREFILL].shared);
     run_end(&t);
 }
 

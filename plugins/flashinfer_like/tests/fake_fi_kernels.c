@@ -420,6 +420,13 @@ static const fi_shape *find_shape(const fi_shape *shape, const fi_call *c)
     return c->has_maps || c->has_new_maps || c->has_out_map ? NULL : found;
 }
 
+/* Groups with slopes have kernels of their own, up to FI_SLOPES_DIM on Hopper. */
+static int is_sloped(const fi_call *c, const fi_shape *shape, int kernel)
+{
+    return kernel == KERNEL_PREFILL && shape->has_hopper && shape->dim <= FI_SLOPES_DIM &&
+           c->operands.slopes;
+}
+
 /* A launch that is not of the table does nothing. */
 static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper, int kernel,
                    attn_dtype kv_dtype)
@@ -430,7 +437,9 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
         return;
     const fi_kernel *wanted = &shape->kernels[kernel];
     struct block *b = calloc(1, sizeof *b);
-    if (b && launch->block[0] == wanted->threads && launch->shared_bytes == wanted->shared &&
+    unsigned shared =
+        wanted->shared + (is_sloped(c, shape, kernel) ? FI_SLOPES_BYTES(wanted->keys) : 0);
+    if (b && launch->block[0] == wanted->threads && launch->shared_bytes == shared &&
         launch->grid[fi_is_prefill(kernel) ? 2 : 0] ==
             (unsigned)(fi_is_prefill(kernel) ? 1 : c->lanes) &&
         dtype_of(c->kv_dtype) == kv_dtype) {
@@ -446,14 +455,32 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
     free(b);
 }
 
+static void prefill(const struct fake_cuda_launch *launch, const fi_shape *hopper, int sloped,
+                    attn_dtype dtype)
+{
+    const fi_call *c = launch->arguments[0];
+    const fi_shape *shape = find_shape(hopper, c);
+    if (shape && sloped == is_sloped(c, shape, KERNEL_PREFILL))
+        attend(launch, hopper, KERNEL_PREFILL, dtype);
+}
+
 #define KERNELS_PREFILL(name)                                                                      \
     static void prefill_##name##_bf16(const struct fake_cuda_launch *launch)                       \
     {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_BF16);                                  \
+        prefill(launch, &name##_shape, 0, ATTN_BF16);                                              \
     }                                                                                              \
     static void prefill_##name##_f16(const struct fake_cuda_launch *launch)                        \
     {                                                                                              \
-        attend(launch, &name##_shape, KERNEL_PREFILL, ATTN_F16);                                   \
+        prefill(launch, &name##_shape, 0, ATTN_F16);                                               \
+    }
+#define KERNELS_SLOPES(name)                                                                       \
+    static void slopes_##name##_bf16(const struct fake_cuda_launch *launch)                        \
+    {                                                                                              \
+        prefill(launch, &name##_shape, 1, ATTN_BF16);                                              \
+    }                                                                                              \
+    static void slopes_##name##_f16(const struct fake_cuda_launch *launch)                         \
+    {                                                                                              \
+        prefill(launch, &name##_shape, 1, ATTN_F16);                                               \
     }
 #define KERNELS_16(name)                                                                           \
     static void attend_##name##_bf16(const struct fake_cuda_launch *launch)                        \
@@ -473,6 +500,7 @@ static void attend(const struct fake_cuda_launch *launch, const fi_shape *hopper
         attend(launch, &name##_shape, KERNEL_ATTEND_MANY, ATTN_F16);                               \
     }                                                                                              \
     KERNELS_PREFILL(name)                                                                          \
+    KERNELS_SLOPES(name)                                                                           \
     static void half_##name##_bf16(const struct fake_cuda_launch *launch)                          \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL_HALF, ATTN_BF16);                             \
@@ -509,6 +537,7 @@ FI_SHAPES(KERNELS, ONLY_KERNELS_16)
 FI_WIDE_SHAPES(KERNELS_WIDE)
 #undef KERNELS
 #undef KERNELS_PREFILL
+#undef KERNELS_SLOPES
 #undef KERNELS_WIDE
 #undef KERNELS_CODES
 #undef ONLY_KERNELS_16
@@ -546,6 +575,8 @@ __attribute__((constructor)) static void define(void)
     DEFINE_ONE("fi_attend_many_" #name "_bf16", many_##name##_bf16)                                \
     DEFINE_ONE("fi_attend_many_" #name "_f16", many_##name##_f16)                                  \
     DEFINE_WIDE(name)                                                                              \
+    DEFINE_ONE("fi_prefill_" #name "_bf16_slopes", slopes_##name##_bf16)                           \
+    DEFINE_ONE("fi_prefill_" #name "_f16_slopes", slopes_##name##_f16)                             \
     DEFINE_ONE("fi_prefill_half_" #name "_bf16", half_##name##_bf16)                               \
     DEFINE_ONE("fi_prefill_half_" #name "_f16", half_##name##_f16)
 #define DEFINE_CODES(name, codes)                                                                  \

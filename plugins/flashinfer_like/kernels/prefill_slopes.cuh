@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * prefill_slopes.cuh: logits that fall with the distance of a key (ALiBi), for kernels of their own.
+ *
+ * In a unit whose keys all rows see, with d the distance of its last key from a row,
+ *
+ *   logit = scale * (score - fall * (keys from this one to the unit's last)) - scale * fall * d
+ *
+ * One more product adds the inner term to the scores: that of the rows' falls and of a ramp of
+ * columns in shared memory. A fall is the sum of three numbers of bf16, and columns are exact. The
+ * last term is the same for the row's whole unit and goes into the shift before the exponential.
+ * The nearest key has the least to be rounded. Other units have distances key by key.
+ *
+ * Logits grow from unit to unit as keys come nearer, so a reference found in the first would soon be
+ * too small, and each unit be done twice. It is moved before a unit whose logits are expected above
+ * it, ahead of what comes, but no further than leaves the sums that are there far above 0.
+ */
+#ifndef FI_PREFILL_SLOPES_CUH
+#define FI_PREFILL_SLOPES_CUH
+
+#include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
+
+/* A unit as its rows have it. */
+struct slope_unit {
+    float down[2];   /* its last key's logits are so far below those of the rows' own */
+    float factor[2]; /* of sums so far, if the reference has moved */
+    bool is_far, has_moved;
+};
+
+/* Do all rows see the unit's keys? */
+template <typename S> DEVICE bool is_far(const rows<S> &r, int from)
+{
+    return from >= r.all_lo && from + S::keys <= r.all_hi;
+}
+
+/* The most that a reference is ahead of a row's sum, in units of log 2: what is rounded to 16 bits,
+ * and sums of fp32, stay normal numbers. */
+template <typename S> DEVICE float most_ahead(void)
+{
+    return S::half ? 4.0f : 80.0f;
+}
+
+/* ---- Products ------------------------------------------------------------------------------ */
+
+/* Row n of the ramp: n less the unit's last, three times. */
+template <typename S> DEVICE void ramp_fill(u32 ramp)
+{
+    for (int i = consumer_thread(); i < S::keys * 2; i += S::consumers) {
+        const int row = i / 2, piece = i % 2;
+        const float column = piece ? 0.0f : (float)(row - (S::keys - 1));
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %3};" ::"r"(ramp + swizzled(row, piece)),
+                     "r"(pack_pair<false>(column, column)), "r"(pack_pair<false>(column, 0.0f)),
+                     "r"(0)
+                     : "memory");
+    }
+    fence_async_shared();
+    named_sync(BARRIER_CONSUMERS, S::consumers);
+}
+
+DEVICE float bf16_part(float x)
+{
+    return __uint_as_float(pack_pair<false>(0.0f, x) & 0xffff0000);
+}
+
+/* A thread's two numbers of a row of operand a: the parts are in columns 0 to 2. */
+DEVICE u32 slope_parts(float fall)
+{
+    const float high = bf16_part(fall), middle = bf16_part(fall - high);
+    const int pair = thread_here() % 4;
+    return pair == 0   ? pack_pair<false>(high, middle)
+           : pair == 1 ? pack_pair<false>(fall - high - middle, 0.0f)
+                       : 0;
+}
+
+/* What a far unit's scores fall by, on top of product_scores(). */
+template <typename S>
+DEVICE void product_ramp(float (&s)[S::keys / 2], const u32 (&parts)[4], u32 base)
+{
+#if HAS_HOPPER
+    product_register<S::keys, false, 0>(s, parts,
+                                        matrix_descriptor(base + S::ramp_at, 16, 8 * ROW_BYTES), 1);
+#endif
+}
+
+/* ---- Rows ---------------------------------------------------------------------------------- */
+
+template <typename S> DEVICE void slopes_begin(const fi_call &c, const struct work &w, rows<S> &r)
+{
+    const bool is_on = by_slopes<S>(c, w.at.head);
+    if (is_on)
+        r.scale = scale_of<S>(c, w.at.head) * SOFTMAX_LOG2E;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int row = min(w.at.tile.row0 + first_row() + 8 * h, w.q.q_len * c.ratio - 1);
+        const int query = row / c.ratio;
+        r.slopes.fall[h] = is_on ? __fdividef(slope_of(c, w.at.head, row, query), r.scale) : 0.0f;
+        r.slopes.parts[h] = slope_parts(r.slopes.fall[h]);
+        r.slopes.position[h] = w.q.prefix_len + query;
+        r.slopes.top[h] = NEGATIVE_INFINITY;
+    }
+}
+
+/* Scores of a unit that is not far, key by key. */
+template <typename S> DEVICE void scores_fall(const rows<S> &r, int from, float (&s)[S::keys / 2])
+{
+#pragma unroll
+    for (int i = 0; i < S::keys / 2; i++) {
+        const int h = i / 2 % 2;
+        const float back = (float)(r.slopes.position[h] - from - thread_here() % 4 * 2);
+        s[i] = fmaf(-r.slopes.fall[h], back - (float)(i / 4 * 8 + i % 2), s[i]);
+    }
+}
+
+/* ---- The reference ------------------------------------------------------------------------- */
+
+template <typename S> DEVICE void slopes_move(rows<S> &r, slope_unit &u)
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float now = -r.x.shift[h], expected = r.slopes.top[h] - u.down[h];
+        const float most = now + most_ahead<S>() + __log2f(quad_sum(r.x.sum[h]));
+        const float next = fminf(expected + fminf(most_ahead<S>(), fmaxf(u.down[h], 0.0f)), most);
+        if (expected > now && next > now) {
+            u.factor[h] = exp2_fast(now - next);
+            r.x.shift[h] = -next;
+            r.x.sum[h] *= u.factor[h];
+        }
+    }
+}
+
+/* The unit from key `from` on; the reference is moved if logits are expected above it. */
+template <typename S> DEVICE slope_unit slopes_unit(rows<S> &r, int from)
+{
+    slope_unit u;
+    u.is_far = is_far<S>(r, from);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const float back = (float)(r.slopes.position[h] - from - (S::keys - 1));
+        u.down[h] = u.is_far ? r.slopes.fall[h] * r.scale * back : 0.0f;
+        u.factor[h] = 1.0f;
+    }
+    u.has_moved = u.is_far && __any_sync(~0u, r.slopes.top[0] - u.down[0] > -r.x.shift[0] ||
+                                                  r.slopes.top[1] - u.down[1] > -r.x.shift[1]);
+    if (__builtin_expect(u.has_moved, 0))
+        slopes_move<S>(r, u);
+    return u;
+}
+
+/* The unit's softmax. */
+template <typename S> DEVICE struct softmax slopes_softmax(const rows<S> &r, const slope_unit &u)
+{
+    struct softmax x;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        x.shift[h] = r.x.shift[h] - u.down[h];
+        x.sum[h] = r.x.sum[h];
+    }
+    return x;
+}
+
+/* softmax_again() of such a unit. */
+template <typename S>
+DEVICE void slopes_again(rows<S> &r, const slope_unit &u, const float (&s)[S::keys / 2],
+                         float (&sum)[2], float (&factor)[2], u32 (&p)[S::keys / 4])
+{
+    struct softmax x = slopes_softmax<S>(r, u);
+    softmax_again<S::half>(&x, s, r.scale, sum, factor, p);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (x.shift[h] != r.x.shift[h] - u.down[h])
+            r.x.shift[h] = x.shift[h] + u.down[h];
+        r.x.sum[h] = x.sum[h];
+        if (u.is_far)
+            r.slopes.top[h] = -x.shift[h];
+    }
+}
+
+#endif /* FI_PREFILL_SLOPES_CUH */
