@@ -169,6 +169,12 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
     fi_call *p = &call->params;
     static const int dims[] = {1, 0, -1}; /* head, token */
     const uint32_t box[] = {(uint32_t)p->ratio, (uint32_t)(FI_STORE_ROWS / p->ratio), 1};
+    if (fi_is_wide(call->group->shape)) {
+        p->has_out_map = call->plan == FI_SEQUENCES && FI_STORE_ROWS % p->ratio == 0 &&
+                         has_rows(call, ATTN_ROLE_Q, CALL_ALIGNED_Q);
+        return p->has_out_map ? set_map(call, "q", ATTN_ROLE_Q, dims, box, &p->out_map, error)
+                              : ATTN_OK;
+    }
     p->has_out_map = call->group->shape->has_hopper && fi_is_prefill(call->kernel) &&
                      call->plan == FI_SEQUENCES && FI_STORE_ROWS % p->ratio == 0 &&
                      p->out_dtype == p->dtype && has_rows(call, ATTN_ROLE_OUT, CALL_ALIGNED_OUT_16);

@@ -32,9 +32,9 @@
     X(d256, 256, 256, 3, 222016, 0, 5, 189344, 0, 64, 2, 1, 198144, 64, 2, 1, 1, 230912)
 
 /* Heads whose sums two warpgroups share (wide.cuh), on Hopper alone: one kernel, of tiles of
- * FI_WIDE_ROWS, for any number of rows. X(name, head_dim, v_head_dim, keys of a unit, stages, bytes
- * of shared memory). To add one: two files, their names in Makefile.am.inc, and a line here. */
-#define FI_WIDE_SHAPES(X) X(d512, 512, 512, 32, 2, 207872)
+ * FI_WIDE_ROWS, for any number of rows. X(name, head_dim, v_head_dim, keys of a unit, stages of keys,
+ * of values, bytes of shared memory). To add one: two files, names in Makefile.am.inc, a line here. */
+#define FI_WIDE_SHAPES(X) X(d512, 512, 512, 32, 3, 2, 208896)
 #define FI_WIDE_ROWS      64
 #define FI_WIDE_PIECES    4 /* of a row of a part: 128 columns of it each */
 
@@ -200,7 +200,7 @@ typedef struct fi_shape {
 #define FI_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                            \
     FI_SHAPE(name, dim, v_dim, stages, shared, many_shared, 0, 0, 0, __VA_ARGS__, 0, 0, 0, 0, 0)
 
-#define FI_SHAPE_WIDE(name, dim, v_dim, keys, stages, shared)                                      \
+#define FI_SHAPE_WIDE(name, dim, v_dim, keys, k_stages, stages, shared)                            \
     {                                                                                              \
         dim, v_dim, 1,                                                                             \
         {                                                                                          \

@@ -23,20 +23,34 @@
 
 #if HAS_HOPPER
 
-#define WIDE_HELD 4 /* panels of queries that those who have the scores hold in registers */
-
 /* ---- Scores -------------------------------------------------------------------------------- */
 
-/* Shared memory is read for the other panels with each unit. */
-typedef u32 held_queries[4 * WIDE_HELD][4];
+/* Where those who have scores are in the stages. */
+template <typename S> struct wide_place {
+    ring<S::k_stages> k;
+    ring<S::stages> v;
+    ring<2> p;
+};
 
-template <typename S> DEVICE void hold_queries(const rows<S> &r, held_queries &held)
+/* The queries' second half, which comes as a unit of keys does. Shared memory is read for the first
+ * with each unit. */
+template <typename S> struct held_queries {
+    u32 x[4 * S::held][4];
+};
+
+template <typename S>
+DEVICE void hold_queries(struct control *control, ring<S::k_stages> &at, u32 base,
+                         held_queries<S> &held)
 {
     const int thread = consumer_thread(), lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const u32 from = base + S::k_at + at.slot * S::k_bytes;
+    barrier_wait(shared_address(&control->k_full[at.slot]), at.phase);
 #pragma unroll
-    for (int i = 0; i < 4 * WIDE_HELD; i++)
-        load_matrices(held[i], r.q + (S::panels - WIDE_HELD + i / 4) * GROUP_ROWS * ROW_BYTES +
-                                   swizzled(row, i % 4 * 2 + lane / 16));
+    for (int i = 0; i < 4 * S::held; i++)
+        load_matrices(held.x[i],
+                      from + i / 4 * GROUP_ROWS * ROW_BYTES + swizzled(row, i % 4 * 2 + lane / 16));
+    release(shared_address(&control->k_empty[at.slot]));
+    at.advance();
 }
 
 template <bool half>
@@ -79,27 +93,28 @@ DEVICE void product_32(float (&s)[16], unsigned long long a, unsigned long long 
 
 /* The scores of the unit in `slot` are on their way. */
 template <typename S>
-DEVICE void scores_begin(const rows<S> &r, int slot, const held_queries &held, u32 base,
+DEVICE void scores_begin(const rows<S> &r, int slot, const held_queries<S> &held, u32 base,
                          float (&s)[S::keys / 2])
 {
+    constexpr int shared = S::dim / 16 - 4 * S::held; /* products with queries in shared memory */
     const unsigned long long a = matrix_descriptor(r.q, 16, 8 * ROW_BYTES);
     const unsigned long long b =
         matrix_descriptor(base + S::k_at + slot * S::k_bytes, 16, 8 * ROW_BYTES);
     products_fence();
 #pragma unroll
-    for (int i = 0; i < S::dim / 16 - 4 * WIDE_HELD; i++)
-        product_32<S::half>(s, descriptor_advance(a, i / 4 * GROUP_ROWS * ROW_BYTES + i % 4 * 32),
-                            descriptor_advance(b, i / 4 * S::panel_bytes + i % 4 * 32), i > 0);
-#pragma unroll
-    for (int i = 0; i < 4 * WIDE_HELD; i++)
-        product_held_32<S::half>(
-            s, held[i],
-            descriptor_advance(b, (S::panels - WIDE_HELD + i / 4) * S::panel_bytes + i % 4 * 32));
+    for (int i = 0; i < S::dim / 16; i++) {
+        const unsigned long long keys = descriptor_advance(b, i / 4 * S::panel_bytes + i % 4 * 32);
+        if (i < shared)
+            product_32<S::half>(
+                s, descriptor_advance(a, i / 4 * GROUP_ROWS * ROW_BYTES + i % 4 * 32), keys, i > 0);
+        else
+            product_held_32<S::half>(s, held.x[i - shared], keys);
+    }
     products_commit();
 }
 
 template <typename S>
-DEVICE void scores_end(struct control *control, ring<S::stages> &k, float (&s)[S::keys / 2])
+DEVICE void scores_end(struct control *control, ring<S::k_stages> &k, float (&s)[S::keys / 2])
 {
     products_wait<0>();
     products_arrived(s);
@@ -108,22 +123,22 @@ DEVICE void scores_end(struct control *control, ring<S::stages> &k, float (&s)[S
 }
 
 /* Copies row by row are ordinary stores, which products see only after a fence. */
-template <typename S>
-DEVICE void wide_wait(const struct work &w, const unsigned long long *full,
-                      const ring<S::stages> &at)
+template <int stages>
+DEVICE void wide_wait(const struct work &w, const unsigned long long *full, const ring<stages> &at)
 {
     barrier_wait(shared_address(&full[at.slot]), at.phase);
     if (__builtin_expect(w.has_rows, 0))
         fence_async_shared();
 }
 
-/* A unit's probabilities, and what its rows' sums are to be multiplied by, to buffer `to`. Nothing
- * of a warp whose rows are not there: what its sums come to is not stored. */
+/* A unit's probabilities, and what its rows' sums are to be multiplied by; with the item's `last`, what
+ * its rows came to. Nothing of a warp whose rows are not there: what its sums come to is not stored. */
 template <typename S>
-DEVICE void give_unit(struct wide_control *control, ring<2> &to, u32 base, rows<S> &r,
-                      const float (&s)[S::keys / 2], bool is_there)
+DEVICE void give_unit(struct wide_control *control, ring<2> &at, u32 base, rows<S> &r,
+                      const float (&s)[S::keys / 2], bool is_there, bool last)
 {
     const int thread = consumer_thread(), lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    struct wide_rows *to = &control->rows[at.slot];
     float factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
     u32 p[S::keys / 4];
     if (is_there) {
@@ -133,74 +148,62 @@ DEVICE void give_unit(struct wide_control *control, ring<2> &to, u32 base, rows<
         r.x.sum[0] += sum[0];
         r.x.sum[1] += sum[1];
     }
-    barrier_wait(shared_address(&control->p_empty[to.slot]), to.phase ^ 1);
+    barrier_wait(shared_address(&control->p_empty[at.slot]), at.phase ^ 1);
     if (is_there) {
 #pragma unroll
         for (int i = 0; i < S::keys / 8; i += 2)
-            store_matrices(base + S::p_at + swizzled(row, to.slot * 4 + i + lane / 16), p[2 * i],
+            store_matrices(base + S::p_at + swizzled(row, at.slot * 4 + i + lane / 16), p[2 * i],
                            p[2 * i + 1], p[2 * i + 2], p[2 * i + 3]);
-        if (lane % 4 == 0) {
-            control->factor[to.slot][first_row()] = factor[0];
-            control->factor[to.slot][first_row() + 8] = factor[1];
+        for (int h = 0; h < 2; h++) {
+            const float all = last ? quad_sum(r.x.sum[h]) : 0.0f;
+            if (lane % 4 != 0)
+                continue;
+            to->factor[first_row() + 8 * h] = factor[h];
+            to->top[first_row() + 8 * h] = -r.x.shift[h];
+            to->sum[first_row() + 8 * h] = all;
         }
         fence_async_shared();
     }
-    release(shared_address(&control->p_full[to.slot]));
-    to.advance();
-}
-
-/* After an item's last unit, in its turn of the buffers: the rows' maxima and sums. */
-template <typename S>
-DEVICE void give_totals(struct wide_control *control, ring<2> &to, const rows<S> &r)
-{
-    barrier_wait(shared_address(&control->p_empty[to.slot]), to.phase ^ 1);
-    for (int h = 0; h < 2; h++) {
-        const float sum = quad_sum(r.x.sum[h]);
-        if (thread_here() % 4 == 0) {
-            control->top[first_row() + 8 * h] = -r.x.shift[h];
-            control->sum[first_row() + 8 * h] = sum;
-        }
-    }
-    release(shared_address(&control->p_full[to.slot]));
-    to.advance();
+    release(shared_address(&control->p_full[at.slot]));
+    at.advance();
 }
 
 /* A unit's scores to logits. Where not all rows see all of it its values may have to be cleared: then those
  * of two units before have been added, else the wait for these values could be over with those. */
 template <typename S>
 DEVICE void finish_unit(const fi_call &c, const struct work &w, struct wide_control *control,
-                        const ring<2> &to, u32 base, const rows<S> &r, const ring<S::stages> &at,
-                        int from, float (&s)[S::keys / 2])
+                        const wide_place<S> &at, u32 base, const rows<S> &r, int from,
+                        float (&s)[S::keys / 2])
 {
     static_assert(S::stages == 2, "a buffer of probabilities is free when the stage is");
     if (from < r.all_lo || from + S::keys > r.all_hi)
-        barrier_wait(shared_address(&control->p_empty[to.slot]), to.phase ^ 1);
-    scores_finish<S>(c, w, control, r, at, from, base, s);
+        barrier_wait(shared_address(&control->p_empty[at.p.slot]), at.p.phase ^ 1);
+    scores_finish<S>(c, w, control, r, at.v, from, base, s);
 }
 
 /* An item's units, of which there is one at least: the next one's scores are on their way among the
  * exponentials of each. */
 template <typename S>
 DEVICE void score_item(const fi_call &c, const struct work &w, struct wide_control *control,
-                       u32 base, rows<S> &r, place<S> &at, ring<2> &to)
+                       u32 base, rows<S> &r, wide_place<S> &at)
 {
     const bool is_there =
         uniform(consumer_thread() / 32) * 16 < item_rows(c, w.q, w.at.tile, S::rows);
     const u32 q_empty = shared_address(&control->q_empty[0]);
     int from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
-    held_queries held;
+    held_queries<S> held;
     float s[S::keys / 2];
-    hold_queries<S>(r, held);
-    wide_wait<S>(w, control->k_full, at.k);
+    hold_queries<S>(control, at.k, base, held);
+    wide_wait(w, control->k_full, at.k);
     scores_begin<S>(r, at.k.slot, held, base, s);
     scores_end<S>(control, at.k, s);
 #pragma unroll 1
     for (int left = uniform(w.units) - 1; left > 0; left--) {
         float next[S::keys / 2];
-        finish_unit<S>(c, w, control, to, base, r, at.v, from, s);
-        wide_wait<S>(w, control->k_full, at.k);
+        finish_unit<S>(c, w, control, at, base, r, from, s);
+        wide_wait(w, control->k_full, at.k);
         scores_begin<S>(r, at.k.slot, held, base, next);
-        give_unit<S>(control, to, base, r, s, is_there);
+        give_unit<S>(control, at.p, base, r, s, is_there, false);
         scores_end<S>(control, at.k, next);
         at.v.advance();
         from += S::keys;
@@ -210,17 +213,15 @@ DEVICE void score_item(const fi_call &c, const struct work &w, struct wide_contr
             s[i] = next[i];
     }
     release(q_empty);
-    finish_unit<S>(c, w, control, to, base, r, at.v, from, s);
-    give_unit<S>(control, to, base, r, s, is_there);
+    finish_unit<S>(c, w, control, at, base, r, from, s);
+    give_unit<S>(control, at.p, base, r, s, is_there, true);
     at.v.advance();
-    give_totals<S>(control, to, r);
 }
 
 template <typename S> DEVICE void score(const fi_call &c, struct wide_control *control, u32 base)
 {
-    place<S> at;
+    wide_place<S> at;
     ring<1> item;
-    ring<2> to;
 #pragma unroll 1
     for (;;) {
         barrier_wait(shared_address(&control->q_full[0]), item.phase);
@@ -230,7 +231,7 @@ template <typename S> DEVICE void score(const fi_call &c, struct wide_control *c
         rows<S> r;
         fence_async_shared(); /* the queries */
         rows_begin<S>(c, w, base, r);
-        score_item<S>(c, w, control, base, r, at, to);
+        score_item<S>(c, w, control, base, r, at);
         item.advance();
     }
 }
@@ -257,11 +258,9 @@ template <typename S> DEVICE void wide_values(wide_sums<S> &x, u32 p, u32 v, int
 }
 
 /* Sums of rows whose reference has changed. */
-template <typename S>
-DEVICE void wide_rescale(const struct wide_control *control, const ring<2> &from, wide_sums<S> &x)
+template <typename S> DEVICE void wide_rescale(const struct wide_rows &of, wide_sums<S> &x)
 {
-    const float *factors = control->factor[from.slot] + adder_row();
-    const float factor[2] = {factors[0], factors[8]};
+    const float factor[2] = {of.factor[adder_row()], of.factor[adder_row() + 8]};
     if (__all_sync(~0u, factor[0] == 1.0f && factor[1] == 1.0f))
         return;
 #pragma unroll
@@ -273,8 +272,8 @@ template <typename S>
 DEVICE void add_values(const fi_call &c, struct wide_control *control, u32 base)
 {
     ring<S::stages> v;
+    ring<2> p;
     ring<1> item;
-    ring<2> from;
     const u32 values = base + S::v_at + uniform(adder_column<S>()) / PANEL * S::panel_bytes;
 #pragma unroll 1
     for (;;) {
@@ -287,24 +286,22 @@ DEVICE void add_values(const fi_call &c, struct wide_control *control, u32 base)
         int add = 0;
 #pragma unroll 1
         for (int left = uniform(w.units); left > 0; left--) {
-            wide_wait<S>(w, control->v_full, v);
-            barrier_wait(shared_address(&control->p_full[from.slot]), from.phase);
+            const struct wide_rows &of = control->rows[p.slot];
+            wide_wait(w, control->v_full, v);
+            barrier_wait(shared_address(&control->p_full[p.slot]), p.phase);
             if (add)
-                wide_rescale<S>(control, from, x);
-            wide_values<S>(x, base + S::p_at + from.slot * 64, values + v.slot * S::v_bytes, add);
+                wide_rescale<S>(of, x);
+            wide_values<S>(x, base + S::p_at + p.slot * 64, values + v.slot * S::v_bytes, add);
+            for (int h = 0; h < 2; h++) {
+                x.t.top[h] = of.top[adder_row() + 8 * h];
+                x.t.sum[h] = of.sum[adder_row() + 8 * h];
+            }
             release(shared_address(&control->v_empty[v.slot]));
-            release(shared_address(&control->p_empty[from.slot]));
+            release(shared_address(&control->p_empty[p.slot]));
             add = 1;
             v.advance();
-            from.advance();
+            p.advance();
         }
-        barrier_wait(shared_address(&control->p_full[from.slot]), from.phase);
-        for (int h = 0; h < 2; h++) {
-            x.t.top[h] = control->top[adder_row() + 8 * h];
-            x.t.sum[h] = control->sum[adder_row() + 8 * h];
-        }
-        release(shared_address(&control->p_empty[from.slot]));
-        from.advance();
         wide_end<S>(c, w, control, x);
         item.advance();
     }
@@ -347,8 +344,8 @@ template <typename S> DEVICE void wide(const fi_call &c, char *shared)
     }
 }
 
-#define LINE(name, dim, v_dim, keys, stages, shared)                                               \
-    static constexpr int fi_line_##name[] = {dim, v_dim, keys, stages};
+#define LINE(name, dim, v_dim, keys, k_stages, stages, shared)                                     \
+    static constexpr int fi_line_##name[] = {dim, v_dim, keys, k_stages, stages};
 FI_WIDE_SHAPES(LINE)
 #undef LINE
 
@@ -358,7 +355,7 @@ FI_WIDE_SHAPES(LINE)
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
         using shape = wide_shape<fi_line_##line[0], fi_line_##line[1], fi_line_##line[2],          \
-                                 fi_line_##line[3], FI_HALF_##type>;                               \
+                                 fi_line_##line[3], fi_line_##line[4], FI_HALF_##type>;            \
         wide<shape>(c, shared);                                                                    \
     }
 

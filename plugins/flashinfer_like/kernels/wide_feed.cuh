@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wide_feed.cuh: the warpgroup of wide.cuh that copies. As in prefill_feed.cuh, but a warp has a
- * quarter of the columns of all keys of a unit, not all columns of a quarter of the keys:
+ * wide_feed.cuh: the warpgroup of wide.cuh that copies. As in prefill_feed.cuh, but a warp has half
+ * of the columns of all keys, or all values, not both of a quarter of them:
  *
- *   warp 0: panels 0, 1 of Q | of K, of V | of K, of V | ... | of Q | ...
- *   warp 1: panels 2, 3, and so on
+ *   warps 0, 1: Q, half by half | K | K | ... | K | Q, half by half | K ...
+ *   warps 2, 3: V | V | ...                             | V | V ...
  *
- * So a box has up to 32 keys, and there are few of them.
+ * So a box has up to 32 keys, there are few of them, and keys do not wait for room for values.
  */
 #ifndef FI_WIDE_FEED_CUH
 #define FI_WIDE_FEED_CUH
@@ -14,187 +14,228 @@
 #include "plugins/flashinfer_like/kernels/prefill_feed.cuh"
 #include "plugins/flashinfer_like/kernels/wide_stages.cuh"
 
-/* ---- Queries ------------------------------------------------------------------------------- */
+/* What a warp copies, and where it is in the stages. */
+struct wide_feed {
+    bool values;
+    int column; /* its first one */
+    char *to;   /* the first stage's */
+    u32 full, empty;
+    const fi_tensor_map *cache, *fresh;
+    int stages, slot;
+    unsigned phase;
+};
 
-/* A warp's columns of 16 rows from r on, whose places lanes 0 to 15 find. Rows that are not there
- * are copies of the last. */
-template <typename S>
-DEVICE void copy_sixteen(const fi_call &c, const row_finder &finder, int r, int last, char *to)
+template <typename S> DEVICE char *feed_slot(const wide_feed &f)
 {
-    constexpr int bytes = S::warp_panels * ROW_BYTES, panel_bytes = GROUP_ROWS * ROW_BYTES;
-    i64 row;
-    int head;
-    find_row(finder, min(r + (int)(threadIdx.x & 15), last), &row, &head);
-    const u64 mine = (u64)((const char *)c.operands.q + row * c.operands.q_row +
-                           head * c.operands.q_head + warp_part() * bytes);
-    to += warp_part() * S::warp_panels * panel_bytes + r * ROW_BYTES;
-    if (c.operands.aligned & CALL_ALIGNED_Q)
-        copy_rows<bytes, panel_bytes>(mine, 0, to);
-    else
-        copy_rows_slow<bytes / 2, panel_bytes>(mine, 0, to);
+    static_assert(S::k_bytes == S::v_bytes, "one number for both");
+    return f.to + f.slot * S::k_bytes;
 }
 
-/* Tell the item to the others, and start the copy of its queries. Rows after the last sixteen stay
- * what they were: nothing that comes of them is stored. */
-template <typename S>
-DEVICE void wide_start(const fi_call &c, const struct work &w, char *shared,
-                       struct control *control, int slot)
+DEVICE void feed_wait(const wide_feed &f)
 {
-    const u32 full = shared_address(&control->q_full[0]);
-    if (threadIdx.x == 0)
-        control->work[slot] = w;
-    if (w.units > 0) {
-        const int last = item_rows(c, w.q, w.at.tile, S::rows) - 1;
-        const row_finder finder = find_rows(c, w);
-#pragma unroll 1
-        for (int r = 0; r <= last; r += GROUP_KEYS)
-            copy_sixteen<S>(c, finder, r, last, shared);
+    barrier_wait(f.empty + 8 * f.slot, f.phase ^ 1);
+}
+
+DEVICE void feed_advance(wide_feed &f)
+{
+    if (++f.slot == f.stages) {
+        f.slot = 0;
+        f.phase ^= 1;
     }
+}
+
+/* ---- Queries ------------------------------------------------------------------------------- */
+
+/* Some panels of an item's queries, from `column` on, 16 rows at a time, whose places lanes 0 to 15
+ * find. Rows after the last that is there are copies of it up to the next 16, and further on what they
+ * were: nothing that comes of them is stored. */
+template <typename S, int panels>
+DEVICE void copy_panels(const fi_call &c, const struct work &w, int column, char *to)
+{
+    constexpr int panel_bytes = S::rows * ROW_BYTES;
+    const int last = item_rows(c, w.q, w.at.tile, S::rows) - 1;
+    const row_finder finder = find_rows(c, w);
+#pragma unroll 1
+    for (int r = 0; r <= last; r += GROUP_KEYS, to += GROUP_KEYS * ROW_BYTES) {
+        i64 row;
+        int head;
+        find_row(finder, min(r + (int)(threadIdx.x & 15), last), &row, &head);
+        const u64 mine = (u64)((const char *)c.operands.q + row * c.operands.q_row +
+                               head * c.operands.q_head + column * 2);
+        if (c.operands.aligned & CALL_ALIGNED_Q)
+            copy_rows<panels * ROW_BYTES, panel_bytes>(mine, 0, to);
+        else
+            copy_rows_slow<panels * PANEL, panel_bytes>(mine, 0, to);
+    }
+}
+
+/* This warp's copies are on their way, and it has no more for this barrier. */
+DEVICE void copies_end(u32 full)
+{
     barrier_expect_copies(full);
     __syncwarp();
     if ((threadIdx.x & 31) == 0)
         barrier_arrive(full);
 }
 
+/* The same of a tile with more rows, where a box has whole queries; rows after the last are whatever lies
+ * there. */
+template <typename S, int panels>
+DEVICE void load_panels(const fi_call &c, const struct work &w, int column, u32 to, u32 full)
+{
+    constexpr int bytes = S::rows * ROW_BYTES;
+    const int lane = (int)threadIdx.x & 31;
+    if (lane == 0)
+        barrier_arrive_expect(full, panels * bytes);
+    __syncwarp();
+    if (lane < panels)
+        tensor_load(to + lane * bytes, &c.out_map, full, column + lane * PANEL, w.at.head * c.ratio,
+                    w.q.first_row + w.at.tile.row0 / c.ratio, 0);
+}
+
+template <typename S>
+DEVICE void feed_queries(const fi_call &c, const struct work &w, int column, char *to, u32 full)
+{
+    constexpr int panels = S::held / S::copiers;
+    column += warp_part() * panels * PANEL;
+    to += warp_part() * panels * S::rows * ROW_BYTES;
+    if (c.has_out_map && item_rows(c, w.q, w.at.tile, S::rows) > GROUP_KEYS) {
+        load_panels<S, panels>(c, w, column, shared_address(to), full);
+        return;
+    }
+    copy_panels<S, panels>(c, w, column, to);
+    copies_end(full);
+}
+
+/* Tell the item to the others, and start the copies of its queries. */
+template <typename S>
+DEVICE void wide_start(const fi_call &c, const struct work &w, char *shared,
+                       struct control *control, int place, wide_feed &f)
+{
+    const u32 full = shared_address(&control->q_full[0]);
+    static_assert(2 * S::held == S::panels, "both halves alike");
+    if (threadIdx.x == 0)
+        control->work[place] = w;
+    if (w.units == 0) {
+        copies_end(full);
+        return;
+    }
+    feed_queries<S>(c, w, 0, shared, full);
+    feed_wait(f);
+    feed_queries<S>(c, w, S::dim / 2, shared + S::k_at + f.slot * S::k_bytes, f.full + 8 * f.slot);
+    feed_advance(f);
+}
+
 /* ---- A unit -------------------------------------------------------------------------------- */
 
 /* Groups of 16 keys that come row by row. */
-template <typename S, int panels>
-DEVICE void wide_rows(const fi_call &c, const index_sequence &q, const unit_feed &f, bool values,
-                      char *to, u32 barrier)
+template <typename S>
+DEVICE void feed_rows(const fi_call &c, const index_sequence &q, const unit_feed &u,
+                      const wide_feed &f)
 {
-    constexpr int bytes = panels * ROW_BYTES;
-    const index_place place = find_key(c, q, f.head, min(f.key, f.hi - 1), f.entry);
-    const u64 mine = (u64)(values ? place.v : place.k) + warp_part() * bytes;
+    constexpr int bytes = S::warp_panels * ROW_BYTES;
+    const index_place place = find_key(c, q, u.head, min(u.key, u.hi - 1), u.entry);
+    const u64 mine = (u64)(f.values ? place.v : place.k) + f.column * 2;
 #pragma unroll 1
     for (int part = 0; part < S::parts; part++) {
-        const int first = __shfl_sync(~0u, f.key, part * GROUP_KEYS);
+        const int first = __shfl_sync(~0u, u.key, part * GROUP_KEYS);
         const bool aligned = has_aligned(c, q, first);
-        if (!(f.rows >> part * GROUP_KEYS & 1))
+        if (!(u.rows >> part * GROUP_KEYS & 1))
             continue;
-        char *group = to + part * GROUP_KEYS * ROW_BYTES;
+        char *group = feed_slot<S>(f) + part * GROUP_KEYS * ROW_BYTES;
         if (aligned)
             copy_rows<bytes, S::panel_bytes>(mine, part * GROUP_KEYS, group);
         else
             copy_rows_slow<bytes / 2, S::panel_bytes>(mine, part * GROUP_KEYS, group);
     }
-    barrier_expect_copies(barrier);
+    barrier_expect_copies(f.full + 8 * f.slot);
+    __syncwarp(); /* before the warp's arrival */
 }
 
-/* The boxes, a lane each. */
-template <typename S, int panels>
-DEVICE void wide_boxes(const fi_call &c, const index_sequence &q, const unit_feed &f,
-                       const fi_tensor_map *cache, const fi_tensor_map *fresh, u32 to, u32 barrier)
-{
-    const int lane = (int)threadIdx.x & 31, panel = lane % panels, mine = lane / panels * f.box;
-    const int first = __shfl_sync(~0u, f.key, mine & 31);
-    const int page = __shfl_sync(~0u, f.entry, mine & 31);
-    const bool is_new = first >= q.first_new;
-    if (lane == 0)
-        barrier_arrive_expect(barrier, __popc(f.boxes) * panels * ROW_BYTES);
-    __syncwarp();
-    if (mine < S::warp_keys && f.boxes >> mine & 1)
-        tensor_load(to + panel * S::panel_bytes + mine * ROW_BYTES, is_new ? fresh : cache, barrier,
-                    (warp_part() * panels + panel) * PANEL,
-                    is_new ? q.new_row + first - q.new_key : box_offset(c, first), f.head,
-                    is_new ? 0 : page);
-}
-
-/* A unit whose keys come in any way. */
+/* A unit whose keys come in any way: the boxes, a lane each, and row by row. */
 template <typename S>
-DEVICE void wide_unit(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                      ring<S::stages> &stage)
+DEVICE void feed_any(const fi_call &c, const struct work &w, int first, wide_feed &f)
 {
-    unit_feed f;
-    f.key = first + (int)(threadIdx.x & 31);
-    f.hi = w.hi;
-    f.head = w.at.head;
-    f.entry = look_up(c, w.q, f.key, f.hi);
-    unit_begin<S>(c, w.q, f);
-    const u32 k_full = m.k_full + 8 * stage.slot, v_full = m.v_full + 8 * stage.slot;
-    barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-    char *to = m.keys + stage.slot * S::k_bytes;
-    if (f.rows)
-        wide_rows<S, S::warp_panels>(c, w.q, f, false, to, k_full);
-    wide_boxes<S, S::warp_panels>(c, w.q, f, &c.k_map, &c.k_new_map, shared_address(to), k_full);
-    barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-    to = m.values + stage.slot * S::v_bytes;
-    if (f.rows)
-        wide_rows<S, S::warp_panels_v>(c, w.q, f, true, to, v_full);
-    wide_boxes<S, S::warp_panels_v>(c, w.q, f, &c.v_map, &c.v_new_map, shared_address(to), v_full);
-    stage.advance();
+    const int lane = (int)threadIdx.x & 31, panel = lane % S::warp_panels;
+    unit_feed u;
+    u.key = first + lane;
+    u.hi = w.hi;
+    u.head = w.at.head;
+    u.entry = look_up(c, w.q, u.key, u.hi);
+    unit_begin<S>(c, w.q, u);
+    const int mine = lane / S::warp_panels * u.box;
+    const int key = __shfl_sync(~0u, u.key, mine & 31), page = __shfl_sync(~0u, u.entry, mine & 31);
+    const bool is_new = key >= w.q.first_new;
+    feed_wait(f);
+    if (u.rows)
+        feed_rows<S>(c, w.q, u, f);
+    if (lane == 0)
+        barrier_arrive_expect(f.full + 8 * f.slot, __popc(u.boxes) * S::warp_panels * ROW_BYTES);
+    __syncwarp();
+    if (mine < S::keys && u.boxes >> mine & 1)
+        tensor_load(shared_address(feed_slot<S>(f)) + panel * S::panel_bytes + mine * ROW_BYTES,
+                    is_new ? f.fresh : f.cache, f.full + 8 * f.slot, f.column + panel * PANEL,
+                    is_new ? w.q.new_row + key - w.q.new_key : box_offset(c, key), u.head,
+                    is_new ? 0 : page);
+    feed_advance(f);
 }
 
 /* ---- Units --------------------------------------------------------------------------------- */
 
-/* Units whose keys all come in boxes: of keys by lanes 0 to 15, of values by the others. */
+/* Units whose keys all come in boxes. */
 template <typename S, bool is_new>
-DEVICE void wide_run(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                     int units, ring<S::stages> &stage)
+DEVICE void feed_run(const fi_call &c, const struct work &w, int first, int units, wide_feed &f)
 {
-    constexpr int panels = S::warp_panels;
-    static_assert(panels == S::warp_panels_v && 16 / panels * FI_GROUP >= S::keys, "lanes");
-    const int lane = (int)threadIdx.x & 31, panel = lane % panels;
-    const int box = is_new ? S::keys : min(c.box_keys, S::keys), part = box * (lane % 16 / panels);
-    const bool is_value = lane >= 16, is_mine = part < S::keys;
-    const fi_tensor_map *map = is_value ? is_new ? &c.v_new_map : &c.v_map
-                               : is_new ? &c.k_new_map
-                                        : &c.k_map;
-    const u32 to =
-        shared_address(is_value ? m.values : m.keys) + panel * S::panel_bytes + part * ROW_BYTES;
-    const int head = w.at.head, column = (warp_part() * panels + panel) * PANEL, last = w.hi - 1;
+    static_assert(32 / S::warp_panels * FI_GROUP >= S::keys, "lanes for the boxes");
+    const int lane = (int)threadIdx.x & 31, panel = lane % S::warp_panels;
+    const int part = (is_new ? S::keys : min(c.box_keys, S::keys)) * (lane / S::warp_panels);
+    const fi_tensor_map *map = is_new ? f.fresh : f.cache;
+    const u32 to = shared_address(f.to) + panel * S::panel_bytes + part * ROW_BYTES;
+    const int head = w.at.head, column = f.column + panel * PANEL, last = w.hi - 1;
     const int *table = is_new ? 0 : w.q.table;
     int key = first + part, at = is_new ? w.q.new_row + key - w.q.new_key : 0;
     int page = is_new ? 0 : table[min(key, last) >> c.page_shift];
 #pragma unroll 1
     for (; units > 0; units--) {
-        const u32 k_full = m.k_full + 8 * stage.slot, v_full = m.v_full + 8 * stage.slot;
+        const u32 full = f.full + 8 * f.slot;
         int next = 0;
         if (!is_new) {
             at = key & ((1 << c.page_shift) - 1);
             key += S::keys;
             next = table[min(key, last) >> c.page_shift];
         }
-        barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
+        feed_wait(f);
         if (lane == 0)
-            barrier_arrive_expect(k_full, S::keys * panels * ROW_BYTES);
+            barrier_arrive_expect(full, S::keys * S::warp_panels * ROW_BYTES);
         __syncwarp();
-        if (is_mine && !is_value)
-            tensor_load(to + stage.slot * S::k_bytes, map, k_full, column, at, head, page);
-        __syncwarp();
-        barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-        if (lane == 0)
-            barrier_arrive_expect(v_full, S::keys * panels * ROW_BYTES);
-        __syncwarp();
-        if (is_mine && is_value)
-            tensor_load(to + stage.slot * S::v_bytes, map, v_full, column, at, head, page);
+        if (part < S::keys)
+            tensor_load(to + f.slot * S::k_bytes, map, full, column, at, head, page);
         __syncwarp();
         if (is_new)
             at += S::keys;
         else
             page = next;
-        stage.advance();
+        feed_advance(f);
     }
 }
 
 /* Units from key `first` on. */
 template <typename S>
-DEVICE void wide_units(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                       int units, ring<S::stages> &stage)
+DEVICE void feed_keys(const fi_call &c, const struct work &w, int first, int units, wide_feed &f)
 {
 #pragma unroll 1
     while (units > 0) {
         int count = 1;
         const int cached = w.q.first_new - S::keys - first;
         if (first >= w.q.first_new && c.has_new_maps) {
-            wide_run<S, true>(c, w, m, first, units, stage);
+            feed_run<S, true>(c, w, first, units, f);
             return;
         }
         if (cached >= 0 && c.has_maps && c.page_shift >= 0 && w.hi > 0) {
             count = min(units, cached / S::keys + 1);
-            wide_run<S, false>(c, w, m, first, count, stage);
+            feed_run<S, false>(c, w, first, count, f);
         } else {
-            wide_unit<S>(c, w, m, first, stage);
+            feed_any<S>(c, w, first, f);
         }
         first += count * S::keys;
         units -= count;
@@ -203,23 +244,33 @@ DEVICE void wide_units(const fi_call &c, const struct work &w, const feed_memory
 
 /* ---- Items --------------------------------------------------------------------------------- */
 
-/* The next item is looked up when as much of this one is on its way as the stages hold; its queries
- * come when this one's scores are done. */
+template <typename S>
+DEVICE wide_feed find_feed(const fi_call &c, char *shared, struct control *control)
+{
+    const int half = warp_part() % S::copiers, panel = half * S::warp_panels;
+    wide_feed f = {warp_part() >= S::copiers, panel * PANEL};
+    f.to = shared + (f.values ? S::v_at : S::k_at) + panel * S::panel_bytes;
+    f.full = shared_address(f.values ? control->v_full : control->k_full);
+    f.empty = shared_address(f.values ? control->v_empty : control->k_empty);
+    f.cache = f.values ? &c.v_map : &c.k_map;
+    f.fresh = f.values ? &c.v_new_map : &c.k_new_map;
+    f.stages = f.values ? S::stages : S::k_stages;
+    return f;
+}
+
+/* The next item is looked up when some of this one is on its way; its queries come when this one's
+ * scores are done. */
 template <typename S>
 DEVICE void wide_produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
 {
     struct work *w = control->feeds[warp_part()], *next = w + 1;
-    const feed_memory m = {shared + S::k_at + warp_part() * S::warp_panels * S::panel_bytes,
-                           shared + S::v_at + warp_part() * S::warp_panels_v * S::panel_bytes,
-                           shared_address(control->k_full),
-                           shared_address(control->k_empty),
-                           shared_address(control->v_full),
-                           shared_address(control->v_empty)};
-    ring<S::stages> stage;
+    wide_feed f = find_feed<S>(c, shared, control);
     ring<1> item;
     auto start = [&](const struct work &of) {
+        if (f.values)
+            return;
         barrier_wait(shared_address(&control->q_empty[0]), item.phase ^ 1);
-        wide_start<S>(c, of, shared, control, item.phase);
+        wide_start<S>(c, of, shared, control, item.phase, f);
         item.advance();
     };
     find_work<S>(c, at, true, w);
@@ -230,8 +281,7 @@ DEVICE void wide_produce(const fi_call &c, const cursor &at, char *shared, struc
 #pragma unroll 1
         for (int begin = 0, count; begin < w->units; begin += count) {
             count = count_units<S>(*w, begin);
-            wide_units<S>(c, *w, m, plan_unit_key(&w->at.tile, S::keys, w->at.unit + begin), count,
-                          stage);
+            feed_keys<S>(c, *w, plan_unit_key(&w->at.tile, S::keys, w->at.unit + begin), count, f);
             if (begin == 0)
                 find_work<S>(c, after<S>(c, *w), false, next);
         }

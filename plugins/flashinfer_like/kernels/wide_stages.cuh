@@ -5,12 +5,14 @@
  *
  *   | Q | K stages | V stages | P, twice | control: barriers, work, factors |
  *
- *   q, k, v_full   the four warps that copy arrive: it is there, and so is control's work
+ *   Q              half of the columns; the others come as a unit of K, to be held in registers
+ *   q, k_full      the two warps that copy queries and keys arrive; with q_full control's work is there
+ *   v_full         the two warps that copy values arrive
  *   q_empty        those who score need the item's queries no more, and those who add values are
  *                  done with the item before it: its place in `work` is the next one's
  *   k_empty        the four warps that score arrive
  *   v_empty        the eight warps that add values arrive
- *   p_full, empty  the same two, of probabilities, and after an item's last of its totals
+ *   p_full, empty  the same two, of probabilities
  */
 #ifndef FI_WIDE_STAGES_CUH
 #define FI_WIDE_STAGES_CUH
@@ -18,11 +20,13 @@
 #include "plugins/flashinfer_like/kernels/prefill_stages.cuh"
 
 /* As prefill_shape, for what is as in prefill.cuh; `consumers` are those who have scores there. */
-template <int dim_, int dim_v_, int keys_, int stages_, bool half_> struct wide_shape {
+template <int dim_, int dim_v_, int keys_, int k_stages_, int stages_, bool half_>
+struct wide_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
     static constexpr int keys = keys_;
-    static constexpr int stages = stages_;
+    static constexpr int k_stages = k_stages_;
+    static constexpr int stages = stages_; /* of values */
     static constexpr int codes = 0;
     static constexpr bool half = half_;
     static constexpr bool sloped = false;
@@ -37,18 +41,19 @@ template <int dim_, int dim_v_, int keys_, int stages_, bool half_> struct wide_
     static constexpr int panel_bytes = keys * ROW_BYTES;
     static constexpr int k_bytes = panels * panel_bytes;
     static constexpr int v_bytes = panels_v * panel_bytes;
-    static constexpr int q_bytes = panels * rows * ROW_BYTES;
-    /* A warp that copies has some panels of all keys, so that boxes are large. */
+    static constexpr int held = panels / 2; /* panels of queries that are held in registers */
+    static constexpr int q_bytes = (panels - held) * rows * ROW_BYTES;
+    /* A warp that copies has half of the panels of all keys, or values, so that boxes are large. */
     static constexpr int warp_keys = keys;
-    static constexpr int warp_panels = panels / WARPS;
-    static constexpr int warp_panels_v = panels_v / WARPS;
+    static constexpr int copiers = WARPS / 2;
+    static constexpr int warp_panels = panels / copiers;
     static constexpr int parts = warp_keys / FI_GROUP;
 
     static constexpr int k_at = q_bytes;
-    static constexpr int v_at = k_at + stages * k_bytes;
+    static constexpr int v_at = k_at + k_stages * k_bytes;
     static constexpr int p_at = v_at + stages * v_bytes; /* both buffers: of a row 64 bytes each */
     static constexpr int control_at = p_at + rows * ROW_BYTES;
-    static constexpr int control_bytes = 3072;
+    static constexpr int control_bytes = 4096;
     static constexpr int shared_bytes = control_at + control_bytes;
 
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
@@ -58,36 +63,42 @@ template <int dim_, int dim_v_, int keys_, int stages_, bool half_> struct wide_
     static_assert(producer_registers + scorer_registers + 2 * adder_registers <=
                       4 * launch_registers,
                   "registers are handed on, not made");
-    static_assert(keys == 32 && panels % WARPS == 0 && panels_v % WARPS == 0 && columns == 256,
+    static_assert(keys == 32 && panels == panels_v && panels == 2 * WARPS && columns == 256,
                   "what is written");
+    static_assert(held * rows * ROW_BYTES == k_bytes, "half of the queries are a unit of keys");
     static_assert(dim_v == FI_WIDE_PIECES * 128, "a row of a part is merged by so many warps");
     static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
 };
 
-#define CHECK_SHAPE(name, dim, v_dim, keys, stages, shared)                                        \
-    static_assert(wide_shape<dim, v_dim, keys, stages, false>::shared_bytes == shared,             \
+#define CHECK_SHAPE(name, dim, v_dim, keys, k_stages, stages, shared)                              \
+    static_assert(wide_shape<dim, v_dim, keys, k_stages, stages, false>::shared_bytes == shared,   \
                   #name ": the table's bytes of shared memory");
 FI_WIDE_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
 
-/* What the scoring warpgroup hands to those that add values: of a unit, the factors of its rows' sums;
- * after an item's last, the rows' maxima and sums. */
+/* What those who score tell those who add values, with a unit's probabilities: what its rows' sums are
+ * to be multiplied by; with an item's last, what its rows came to. */
+struct wide_rows {
+    float factor[FI_WIDE_ROWS], top[FI_WIDE_ROWS], sum[FI_WIDE_ROWS];
+};
+
 struct wide_control : control {
     unsigned long long p_full[2], p_empty[2];
     u32 to_merge; /* slices of an item, while the next one may have `seen` already */
-    float factor[2][FI_WIDE_ROWS];
-    float top[FI_WIDE_ROWS], sum[FI_WIDE_ROWS];
+    struct wide_rows rows[2];
 };
 
 template <typename S> DEVICE void wide_init(struct wide_control *control)
 {
     const int scorers = S::consumers / 32, adders = S::adders / 32;
-    barrier_init(shared_address(&control->q_full[0]), WARPS);
+    barrier_init(shared_address(&control->q_full[0]), S::copiers);
     barrier_init(shared_address(&control->q_empty[0]), scorers + adders);
-    for (int i = 0; i < S::stages; i++) {
-        barrier_init(shared_address(&control->k_full[i]), WARPS);
-        barrier_init(shared_address(&control->v_full[i]), WARPS);
+    for (int i = 0; i < S::k_stages; i++) {
+        barrier_init(shared_address(&control->k_full[i]), S::copiers);
         barrier_init(shared_address(&control->k_empty[i]), scorers);
+    }
+    for (int i = 0; i < S::stages; i++) {
+        barrier_init(shared_address(&control->v_full[i]), S::copiers);
         barrier_init(shared_address(&control->v_empty[i]), adders);
     }
     for (int i = 0; i < 2; i++) {
