@@ -7,6 +7,7 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/launch.h"
+#include "plugins/linear_like/kernels/heads.h"
 
 enum { PAD_BLOCKS = 32 };
 
@@ -16,6 +17,7 @@ typedef struct layer_call {
     const linear_group *group;
     linear_call params;
     unsigned *readers; /* linear_decode_call.readers */
+    int64_t slots;
 } layer_call;
 
 static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *error)
@@ -95,10 +97,10 @@ static cuda_launch describe_slices(const linear_group *g, int vectors)
                          .name = "linear_slices",
                          .grid = {g->dims.v_dim / columns, g->dims.v_heads},
                          .block = {(uint32_t)HEADS_THREADS(columns, size, SLICE_PARTS)},
-                         .shared = (uint32_t)HEADS_SHARED(columns, vectors, size, SLICE_PARTS)};
+                         .shared = (uint32_t)SLICE_SHARED(vectors, size)};
 }
 
-static cuda_launch describe_heads(const linear_group *g, int vectors)
+static cuda_launch describe_heads(const linear_group *g)
 {
     const linear_dims *d = &g->dims;
     const int size = (int)attn_dtype_size(g->state_dtype);
@@ -107,30 +109,39 @@ static cuda_launch describe_heads(const linear_group *g, int vectors)
                          .name = "linear_heads",
                          .grid = {d->v_dim / columns, d->v_heads},
                          .block = {(uint32_t)HEADS_THREADS(columns, size, HEADS_PARTS)},
-                         .shared = (uint32_t)HEADS_SHARED(columns, vectors, size, HEADS_PARTS)};
+                         .shared = (uint32_t)HEADS_SHARED(columns, size)};
 }
 
-/* Heads, or slices where there are few; of few fp32 ones in kv linear_decode_* take less time, but KDA's. */
+/* Heads, or slices where there are few. */
 static cuda_launch describe_decode(const layer_call *call, int64_t seqs)
 {
     const int need = LINEAR_ALIGNED_FOURS | LINEAR_ALIGNED_HEADS;
     const linear_group *g = call->group;
     const linear_dims *d = &g->dims;
-    const int size = (int)attn_dtype_size(g->state_dtype), kda = d->family == LINEAR_FAMILY_KDA;
-    const int few = seqs * d->v_heads * (d->v_dim / SLICE_COLUMNS(size)) <= SLICES_MOST;
-    const int vectors = kda ? 3 : 2;
-    if (!g->heads || (call->params.operands.aligned & need) != need ||
-        (few && !d->vk && size == 4 && !kda))
+    const int vectors = d->family == LINEAR_FAMILY_KDA ? 3 : 2;
+    if (!g->heads || (call->params.operands.aligned & need) != need)
         return describe_parts(g, vectors);
-    return few ? describe_slices(g, vectors) : describe_heads(g, vectors);
+    return seqs * d->v_heads * d->k_dim * d->v_dim <= SLICES_MOST ? describe_slices(g, vectors)
+                                                                  : describe_heads(g);
 }
 
-/* A launch has at most so many sequences. */
+static linear_heads_call give_heads(const layer_call *call, int64_t seqs)
+{
+    const linear_dims *d = &call->group->dims;
+    const int64_t head = (int64_t)d->k_dim * d->v_dim * attn_dtype_size(call->group->state_dtype);
+    const int kept = seqs * d->v_heads * head >= HEADS_KEPT_LEAST;
+    return (linear_heads_call){.decode = {.call = call->params, .readers = call->readers},
+                               .slots = (int)call->slots,
+                               .kept = kept,
+                               .prefetched = kept ? 0 : HEADS_PREFETCHED};
+}
+
+/* A launch has at most so many sequences. linear_decode_* take the first member of what the others take. */
 static attn_status launch_decode(layer_call *call, attn_stream stream, attn_error *error)
 {
     enum { MOST = 65534 };
     const int64_t seqs = cuda_plan_extent(&call->metadata->plan).seqs;
-    linear_decode_call given = {.call = call->params, .readers = call->readers};
+    linear_heads_call given = give_heads(call, seqs);
     cuda_launch run = describe_decode(call, seqs);
     attn_status status = ATTN_OK;
     for (int first = 0; first < seqs && status == ATTN_OK; first += MOST) {
@@ -202,7 +213,7 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         return status;
     status = find_layer(&call, layer_id, error);
     if (status == ATTN_OK)
-        status = linear_take_operands(metadata, call.group, args, &call.params, error);
+        status = linear_take_operands(metadata, call.group, args, &call.params, &call.slots, error);
     if (status != ATTN_OK)
         return status;
     if (call.group->dims.width > 1 && call.params.operands.aligned & LINEAR_ALIGNED_FOURS)

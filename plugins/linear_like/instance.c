@@ -69,15 +69,12 @@ static attn_status load_heads(attn_instance *made, int module, linear_group *gro
     if (!group->by_chunks || !has_heads(group, columns, size))
         return ATTN_OK;
     snprintf(name, sizeof name, "linear_heads_%s", mode_of(group));
-    attn_status status =
-        load_kernel(made, module, name, (uint32_t)HEADS_SHARED(columns, 3, size, HEADS_PARTS),
-                    &group->heads, error);
+    attn_status status = load_kernel(made, module, name, (uint32_t)HEADS_SHARED(columns, size),
+                                     &group->heads, error);
     snprintf(name, sizeof name, "linear_slices_%s", mode_of(group));
-    return status == ATTN_OK
-               ? load_kernel(made, module, name,
-                             (uint32_t)HEADS_SHARED(SLICE_COLUMNS(size), 3, size, SLICE_PARTS),
-                             &group->slices, error)
-               : status;
+    return status == ATTN_OK ? load_kernel(made, module, name, (uint32_t)SLICE_SHARED(3, size),
+                                           &group->slices, error)
+                             : status;
 }
 
 static attn_status load_steps(attn_instance *made, linear_group *group, attn_error *error)

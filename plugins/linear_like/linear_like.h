@@ -158,10 +158,10 @@ attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_bat
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* Check the operands of a call and fill in what kernels are given. INVALID_ARGUMENT names the
- * role. */
+/* Check the operands of a call and fill in what kernels are given, and how many slots all pools have, at
+ * least. INVALID_ARGUMENT names the role. */
 attn_status linear_take_operands(const attn_metadata *metadata, const linear_group *group,
-                                 const attn_forward_args *args, linear_call *call,
+                                 const attn_forward_args *args, linear_call *call, int64_t *slots,
                                  attn_error *error);
 
 attn_status linear_forward_extend(attn_metadata *metadata, int32_t layer_id,

@@ -17,7 +17,14 @@ typedef struct taking {
     const linear_group *group;
     const attn_forward_args *args;
     linear_operands *to;
+    int64_t *slots;
 } taking;
+
+static void note_slots(const taking *t, const attn_tensor *pool)
+{
+    if (pool->shape[0] < *t->slots)
+        *t->slots = pool->shape[0];
+}
 
 static attn_status take_tokens(const taking *t, attn_error *error)
 {
@@ -77,6 +84,7 @@ static attn_status take_convolution(const taking *t, attn_error *error)
     t->to->weight_row = cuda_stride_bytes(weight, 0);
     t->to->bias = bias ? attn_util_data(bias) : NULL;
     if (pool) {
+        note_slots(t, pool);
         t->to->conv = attn_util_data(pool);
         t->to->conv_slot = cuda_stride_bytes(pool, 0);
         t->to->conv_channel = cuda_stride_bytes(pool, 1);
@@ -160,6 +168,7 @@ static attn_status take_state(const taking *t, attn_error *error)
     if (status != ATTN_OK)
         return status;
     t->to->state = attn_util_data(state);
+    note_slots(t, state);
     t->to->state_slot = cuda_stride_bytes(state, 0);
     t->to->state_head = cuda_stride_bytes(state, 1);
     t->to->state_row = cuda_stride_bytes(state, 2);
@@ -206,13 +215,14 @@ static void take_batch(const attn_metadata *metadata, const linear_group *group,
 }
 
 attn_status linear_take_operands(const attn_metadata *metadata, const linear_group *group,
-                                 const attn_forward_args *given, linear_call *call,
+                                 const attn_forward_args *given, linear_call *call, int64_t *slots,
                                  attn_error *error)
 {
     attn_forward_args args;
     ATTN_UTIL_READ(&args, given);
     *call = (linear_call){.dims = group->dims};
-    const taking t = {metadata, group, &args, &call->operands};
+    *slots = INT32_MAX;
+    const taking t = {metadata, group, &args, &call->operands, slots};
     if (args.num_operands > 0 && !args.operands)
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "operands are NULL");
     attn_status status = take_tokens(&t, error);

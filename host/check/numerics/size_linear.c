@@ -149,7 +149,7 @@ static void make_single_rows(struct linear_spec *spec, int32_t index)
         {ATTN_BF16, 0, 2, 2, 128, 4, 7, 3, 0},  {ATTN_BF16, 1, 1, 2, 256, 4, 3, 1, 0},
         {ATTN_F32, 0, 1, 4, 64, 4, 7, 0, 1},    {ATTN_F32, 0, 20, 40, 128, 4, 7, 0, 0},
         {ATTN_F32, 1, 20, 40, 128, 4, 7, 2, 0}, {ATTN_BF16, 0, 20, 40, 128, 0, 7, 0, 0},
-        {ATTN_BF16, 1, 5, 40, 128, 4, 7, 0, 1}, {ATTN_F32, 0, 4, 40, 64, 4, 7, 0, 0}};
+        {ATTN_BF16, 1, 5, 40, 128, 4, 7, 0, 1}, {ATTN_F32, 0, 4, 80, 64, 4, 7, 0, 0}};
     const int32_t n = index % SINGLE;
     const bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
     set_sequences(spec, layers[n].extend ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE, layers[n].sequences,

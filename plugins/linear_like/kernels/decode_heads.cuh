@@ -1,51 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * decode_heads.cuh: decode.cuh for layers as models have them, in one launch: bf16 rows, a convolution
- * of four taps or none, 128 keys, and heads whose states lie in one piece. A block brings its part of a
- * state to shared memory, where it becomes the state after the row, and takes it back; no register holds
- * what is on its way.
+ * of four taps or none, 128 keys, and heads whose states lie in one piece.
  *
- *   linear_heads_*    a head of state.ssm.kv/1, 32 KB of one of state.ssm.vk/1: the copy engine moves it,
- *                     in pieces of up to 64 KB. Sixteen times 16 bytes a lane
- *   linear_slices_*   16 KB of a head, for so few heads that multiprocessors would have nothing to do;
- *                     of kv rows of 128 bytes, which lanes copy. Eight times 16 bytes a lane
+ *   linear_heads_*    a head of state.ssm.kv/1, or 32 KB of a head of state.ssm.vk/1. The copy engine moves
+ *                     the state to shared memory and back, so no register holds data in flight. A lane
+ *                     computes with 16 parts of 16 bytes
+ *   linear_slices_*   16 KB of a head, for few heads: more multiprocessors work. Lanes load their parts into
+ *                     registers, because nothing hides the latency of the copy engine. 8 parts a lane
  *
  * In kv eight lanes have a line of a row, 128 bytes; four share values and divide the keys of a part of
  * them; warps divide values, and the parts. In vk eight lanes share values and divide their keys. So eight
- * lanes read all banks at once. States of the convolution are written here, too: those of v's channels by
- * the block that reads them; those of q's and k's, which blocks of all v heads of a k head read, by the
- * last of these, whose warp still has them in registers.
+ * lanes read all banks at once.
  */
 #ifndef LINEAR_LIKE_DECODE_HEADS_CUH
 #define LINEAR_LIKE_DECODE_HEADS_CUH
 
-#include "plugins/linear_like/kernels/chunk_tile.cuh"
-#include "plugins/linear_like/kernels/decode_row.cuh"
+#include "plugins/linear_like/kernels/heads_row.cuh"
 
 /* ---- A lane's part --------------------------------------------------------------------------- */
 
 /* PARTS times 16 bytes. Those of a group have the same keys (vk), or follow one another (kv). */
 template <bool VK, bool BF16, int PARTS> struct heads_lane {
     static constexpr int size = BF16 ? 2 : 4, elements = 16 / size;
+    static constexpr int count = PARTS;
     static constexpr int groups = VK ? HEADS_KEYS / (8 * elements) : PARTS / 4;
     static constexpr int members = PARTS / groups, values = VK ? members : elements;
     static constexpr int group_keys = VK ? elements : members;
     static constexpr int splits = VK ? 1 : 32 / PARTS;  /* of the keys, among warps */
     static constexpr int outputs = VK ? 1 : values / 4; /* that it writes */
-    int row;          /* bytes of a row of the state in shared memory */
+    static constexpr int unrolled = PARTS == HEADS_PARTS ? 1 : groups; /* more spill */
+    int row;          /* bytes of a row of the state, where its parts lie */
     int number;       /* of the lane, among those that share its values */
     int split, value; /* of the keys; the first, of the block's */
-    char *parts;
 
-    __device__ __forceinline__ heads_lane(char *shared, int columns)
+    /* `columns` of the block; a row of kv has `row_columns` where the parts lie. */
+    __device__ __forceinline__ heads_lane(int columns, int row_columns)
     {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int across = VK ? 1 : columns * size / 128; /* warps that a row has */
         number = VK ? lane % 8 : lane / 8;
         split = VK ? 0 : warp / across;
-        row = (VK ? HEADS_KEYS : columns) * size;
+        row = (VK ? HEADS_KEYS : row_columns) * size;
         value = VK ? (warp * 4 + lane / 8) * values : (warp % across * 8 + lane % 8) * values;
-        parts = shared + (VK ? value * row + number * 16 : first_key() * row + value * size);
     }
 
     /* kv: the keys of part n are this one and every fourth. */
@@ -57,9 +54,14 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
     {
         return VK ? member * groups + group : group * members + member;
     }
-    __device__ __forceinline__ uint4 *at(int part) const
+    /* Bytes from the block's first element to the lane's first part; from there to part `part`. */
+    __device__ __forceinline__ int offset() const
     {
-        return (uint4 *)(parts + (VK ? part / groups * row + part % groups * 128 : part * 4 * row));
+        return VK ? value * row + number * 16 : first_key() * row + value * size;
+    }
+    __device__ __forceinline__ int step(int part) const
+    {
+        return VK ? part / groups * HEADS_KEYS * size + part % groups * 128 : part * 4 * row;
     }
     /* Keys of a group, of a vector in the order of heads_position(). */
     __device__ __forceinline__ const float *keys(const float *vector, int group) const
@@ -78,56 +80,34 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
     }
 };
 
-/* Where key `k` of a vector lies in shared memory. */
-template <bool VK> DEVICE int heads_position(int k)
+/* bulk_load() with evict_last: written lines leave L2 before lines that were loaded, so DRAM gets longer runs of
+ * writes. */
+DEVICE void bulk_load_kept(unsigned to, const void *from, unsigned bytes, unsigned barrier)
 {
-    return VK ? k : k / 16 * 16 + k % 4 * 4 + k % 16 / 4;
+#if HAS_HOPPER
+    asm volatile("{\n.reg .b64 policy;\n"
+                 "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+#else
+    __trap();
+#endif
 }
-
-/* ---- A block --------------------------------------------------------------------------------- */
-
-/* What it has in shared memory, behind its part of the state; sums of the parts of the keys:
- * [splits][2][columns]. */
-struct heads_row : decode_row {
-    float *sums;
-    unsigned barrier;
-
-    __device__ __forceinline__ heads_row(char *from, int num_vectors, int columns, int splits)
-        : decode_row((float *)from, num_vectors, columns)
-    {
-        sums = numbers + 4;
-        barrier = shared_address(sums + 2 * splits * columns);
-    }
-};
-
-/* A block's part of a head. */
-struct heads_block {
-    const decode_call &call;
-    linear_sequence sequence;
-    int index; /* of the sequence */
-    int head, first, columns, slices;
-    int snapshot;
-    bool has_row;
-    i64 offset; /* of the part in the head's state */
-    int bytes;
-    char *state; /* in shared memory */
-
-    __device__ __forceinline__ char *place(int slot) const
-    {
-        const linear_operands &o = call.operands;
-        return o.state + slot * o.state_slot + head * o.state_head + offset;
-    }
-};
 
 /* One thread: the copy engine brings what lies in one piece. */
 DEVICE void begin_to_load(const heads_block &b, unsigned barrier)
 {
     barrier_init(barrier, 1);
     fence_barrier_init();
-    if (b.sequence.slot) {
-        barrier_arrive_expect(barrier, b.bytes);
+    if (b.sequence.slot == 0)
+        return;
+    barrier_arrive_expect(barrier, b.bytes);
+    if (b.call.kept)
+        bulk_load_kept(shared_address(b.state), b.place(b.sequence.slot), b.bytes, barrier);
+    else
         bulk_load(shared_address(b.state), b.place(b.sequence.slot), b.bytes, barrier);
-    }
 }
 
 /* All threads have written to the state and fenced; one of them. */
@@ -141,141 +121,53 @@ DEVICE void store_state(const heads_block &b)
     store_wait_read();
 }
 
-/* A slice of kv: lanes bring their own parts, and take them back. */
-template <class LANE> DEVICE void load_parts(const heads_block &b, const LANE &lane)
-{
-    const i64 row = b.call.operands.state_row;
-    const char *from = b.place(b.sequence.slot) + lane.first_key() * row + lane.value * LANE::size;
-#pragma unroll
-    for (int n = 0; n < LANE::members * LANE::groups; n++)
-        copy_part(shared_address(lane.at(n)), from + n * 4 * row, b.sequence.slot ? 16 : 0);
-}
+/* A lane's parts in shared memory. */
+template <class LANE> struct shared_parts {
+    const LANE &lane;
+    char *first;
 
-template <class LANE> DEVICE void store_parts(const heads_block &b, const LANE &lane, int slot)
-{
-    const i64 row = b.call.operands.state_row;
-    char *to = b.place(slot) + lane.first_key() * row + lane.value * LANE::size;
-#pragma unroll
-    for (int n = 0; n < LANE::members * LANE::groups && slot != 0; n++)
-        __stcs((uint4 *)(to + n * 4 * row), *lane.at(n));
-}
-
-/* ---- The convolution's state ----------------------------------------------------------------- */
-
-/* Four channels of a lane, of the part that its warp makes of the row. */
-struct heads_channels {
-    decode_channels at;
-    uint2 inputs[3]; /* the last three of each, after the row */
-    unsigned before; /* readers that were counted before; of lane 0 */
-
-    __device__ __forceinline__ heads_channels(const heads_block &b, int warp, int lane)
-        : at(b.call.dims, warp, b.head, b.first, b.columns, lane), before(0)
+    __device__ __forceinline__ uint4 *at(int part) const
     {
-    }
-
-    __device__ __forceinline__ void find_inputs(const four_channels &from, bool has_row)
-    {
-        const uint2 after[3] = {shift_inputs<0>(from), shift_inputs<1>(from),
-                                shift_inputs<2>(from)};
-#pragma unroll
-        for (int i = 0; i < 3; i++)
-            inputs[i] = has_row ? after[i] : from.kept[i];
-    }
-
-    __device__ __forceinline__ void store(const linear_operands &o, int slot) const
-    {
-        uint2 *to = (uint2 *)(o.conv + slot * o.conv_slot + at.channel * 6);
-#pragma unroll
-        for (int i = 0; i < 3 && slot != 0; i++)
-            to[i] = inputs[i];
+        return (uint4 *)(first + lane.step(part));
     }
 };
 
-/* Warps that read the channels of q or k, a block of each slice of the v heads of a k head. */
-DEVICE int readers_of(const heads_block &b)
-{
-    return b.call.dims.ratio * b.slices;
-}
+/* A lane's parts in registers. */
+template <class LANE> struct register_parts {
+    const LANE &lane;
+    i64 first; /* in a slot */
+    uint4 parts[LANE::count];
 
-/* Count a warp among those that have read q's or k's channels. */
-DEVICE void count_warp(const heads_block &b, int part, int lane, float sum,
-                       heads_channels *channels)
-{
-    const linear_dims &d = b.call.dims;
-    const i64 group = (i64)b.index * d.k_heads + b.head / d.ratio;
-    if (b.call.readers && readers_of(b) > 1 && lane == 0)
-        channels->before = count_reader(b.call.readers + 2 * group + part, readers_of(b), sum);
-}
-
-/* The convolution's state after the row: v's channels, and, by the last of the readers, q's and k's. */
-DEVICE void keep_part(const heads_block &b, int warp, const heads_channels &channels)
-{
-    if (!b.call.readers || warp >= DECODE_PART_GATES)
-        return;
-    const bool last = warp == DECODE_PART_V || is_last_reader(channels.before, readers_of(b));
-    if (last && channels.at.there > 0) {
-        channels.store(b.call.operands, b.sequence.dst);
-        channels.store(b.call.operands, b.snapshot);
+    __device__ __forceinline__ register_parts(const heads_block &b, const LANE &of)
+        : lane(of), first(b.offset + of.offset())
+    {
+        settle(first);
     }
-}
-
-/* ---- The row --------------------------------------------------------------------------------- */
-
-template <int MODE, bool VK>
-DEVICE void put_row_gates(const heads_block &b, int lane, const heads_row &to)
-{
-    const linear_call &call = b.call;
-    const decode_gates<MODE> gates(call, b.sequence.first_row, b.head, lane);
-    float beta = linear_gate_beta(&call, &gates.at[0]), decay = 1;
-    if constexpr (MODE == STEPS_CHANNELS) {
+    __device__ __forceinline__ char *place(const heads_block &b, int slot) const
+    {
+        const linear_operands &o = b.call.operands;
+        return o.state + slot * o.state_slot + first;
+    }
+    __device__ __forceinline__ void load(const heads_block &b)
+    {
+        const char *from = place(b, b.sequence.slot);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            to.vectors[2 * HEADS_KEYS + heads_position<VK>(4 * lane + i)] =
-                expf(linear_gate_log(&call.dims, &gates.at[i], NULL));
-    } else {
-        decay = expf(linear_gate_log(&call.dims, &gates.at[0], &beta));
+        for (int n = 0; n < LANE::count; n++)
+            parts[n] = b.sequence.slot ? __ldcg((const uint4 *)(from + lane.step(n)))
+                                       : make_uint4(0, 0, 0, 0);
     }
-    if (lane == 0)
-        to.numbers[DECODE_DECAY] = decay, to.numbers[DECODE_BETA] = beta;
-}
-
-/* q or k; gives the sum of its squares. */
-template <bool VK>
-DEVICE float put_keys(const linear_dims &d, int part, const float (&x)[4], int lane,
-                      const heads_row &to)
-{
-    float sum = 0;
+    __device__ __forceinline__ void store(const heads_block &b, int slot) const
+    {
+        char *to = place(b, slot);
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        to.vectors[part * HEADS_KEYS + heads_position<VK>(4 * lane + i)] = x[i];
-        sum += x[i] * x[i];
+        for (int n = 0; n < LANE::count && slot != 0; n++)
+            *(uint4 *)(to + lane.step(n)) = parts[n];
     }
-    sum = sum_of_warp(sum);
-    put_length(d, part, sum, lane, to);
-    return sum;
-}
-
-/* A warp's part of the row, if it has one; what it is made of is loaded at once. */
-template <int MODE, bool VK>
-DEVICE void make_part(const heads_block &b, int warp, int lane, heads_channels *channels,
-                      const heads_row &to)
-{
-    const linear_dims &d = b.call.dims;
-    const decode_channels &at = channels->at;
-    four_channels from;
-    float x[4];
-    if (warp == DECODE_PART_GATES && b.has_row)
-        put_row_gates<MODE, VK>(b, lane, to);
-    if (warp >= DECODE_PART_GATES)
-        return;
-    load_channels(b.call, b.sequence, at.there > 0 ? at.channel : -1, b.has_row, &from);
-    convolve_channels(d, from, x);
-    channels->find_inputs(from, b.has_row);
-    if (warp != DECODE_PART_V)
-        count_warp(b, warp, lane, put_keys<VK>(d, warp, x, lane, to), channels);
-    else if (at.there > 0)
-        *(float4 *)(to.v + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
-}
+    __device__ __forceinline__ uint4 *at(int part)
+    {
+        return parts + part;
+    }
+};
 
 /* ---- The step -------------------------------------------------------------------------------- */
 
@@ -294,14 +186,14 @@ template <int COUNT> DEVICE void take_values(const float *from, float (&x)[COUNT
     }
 }
 
-/* Sums of the state with k and with q, over a lane's keys. */
-template <int MODE, bool VK, bool BF16, int PARTS>
-DEVICE void sum_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *vectors,
-                      heads_values<heads_lane<VK, BF16, PARTS>::values> &sums)
+/* Sums of the state with k and with q, and of q with k, over a lane's keys. */
+template <int MODE, bool VK, bool BF16, int PARTS, class STATE>
+DEVICE void sum_parts(const heads_lane<VK, BF16, PARTS> &lane, STATE &state, const float *vectors,
+                      heads_values<heads_lane<VK, BF16, PARTS>::values> &sums, float &qk)
 {
     typedef heads_lane<VK, BF16, PARTS> lane_type;
     constexpr int group_keys = lane_type::group_keys;
-#pragma unroll 1
+#pragma unroll lane_type::unrolled
     for (int g = 0; g < lane_type::groups; g++) {
         float qs[group_keys], ks[group_keys], ds[group_keys];
         take_fours(lane.keys(vectors, g), qs);
@@ -309,9 +201,12 @@ DEVICE void sum_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *vect
         if (MODE == STEPS_CHANNELS)
             take_fours(lane.keys(vectors + 2 * HEADS_KEYS, g), ds);
 #pragma unroll
+        for (int n = 0; n < group_keys; n++)
+            qk += qs[n] * ks[n];
+#pragma unroll
         for (int m = 0; m < lane_type::members; m++) {
             float x[lane_type::elements];
-            unpack_part<BF16>(*lane.at(lane_type::part_of(g, m)), x);
+            unpack_part<BF16>(*state.at(lane_type::part_of(g, m)), x);
 #pragma unroll
             for (int e = 0; e < lane_type::elements; e++) {
                 const int i = VK ? m : e, n = VK ? e : m;
@@ -324,53 +219,70 @@ DEVICE void sum_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *vect
     }
 }
 
-/* Those of all lanes that share a value. */
-template <int MODE, bool VK, bool BF16, int PARTS>
-DEVICE void sum_lanes(const heads_lane<VK, BF16, PARTS> &lane, const heads_row &row, int columns,
-                      heads_values<heads_lane<VK, BF16, PARTS>::values> &sums)
+/* The sum over the lanes that share values. */
+template <bool VK> DEVICE float sum_of_lanes(float x)
 {
-    typedef heads_lane<VK, BF16, PARTS> lane_type;
 #pragma unroll
-    for (int i = 0; i < lane_type::values; i++)
+    for (int step = VK ? 1 : 8; step < (VK ? 8 : 32); step *= 2)
+        x += __shfl_xor_sync(~0u, x, step);
+    return x;
+}
+
+/* kv: the sum over the warps that share values. */
+template <int COUNT>
+DEVICE void exchange_sums(const heads_row &row, int columns, int splits, int split, int value,
+                          bool first, heads_values<COUNT> &sums, float &qk)
+{
+    float *to = row.sums + 2 * columns * split + value, *qks = row.sums + 2 * columns * splits;
 #pragma unroll
-        for (int step = VK ? 1 : 8; step < (VK ? 8 : 32); step *= 2) {
-            if (MODE != STEPS_PLAIN)
-                sums.held[i] += __shfl_xor_sync(~0u, sums.held[i], step);
-            sums.read[i] += __shfl_xor_sync(~0u, sums.read[i], step);
-        }
-    if constexpr (!VK) {
-        float *to = row.sums + 2 * columns * lane.split + lane.value;
+    for (int i = 0; i < COUNT && first; i += 4) {
+        const float *held = sums.held + i, *read = sums.read + i;
+        *(float4 *)(to + i) = make_float4(held[0], held[1], held[2], held[3]);
+        *(float4 *)(to + columns + i) = make_float4(read[0], read[1], read[2], read[3]);
+    }
+    if (first)
+        qks[split] = qk;
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < lane_type::values && lane.number == 0; i += 4) {
-            *(float4 *)(to + i) = *(const float4 *)&sums.held[i];
-            *(float4 *)(to + columns + i) = *(const float4 *)&sums.read[i];
-        }
-        __syncthreads();
+    for (int n = 1; n < splits; n++) {
+        const int other = (split + n) % splits;
+        const float *from = row.sums + 2 * columns * other + value;
+        float held[COUNT], read[COUNT];
+        take_fours(from, held);
+        take_fours(from + columns, read);
+        qk += qks[other];
 #pragma unroll
-        for (int n = 1; n < lane_type::splits; n++) {
-            const int other = (lane.split + n) % lane_type::splits;
-            const float *from = row.sums + 2 * columns * other + lane.value;
-            float x[lane_type::values];
-            take_fours(from, x);
-#pragma unroll
-            for (int i = 0; i < lane_type::values; i++)
-                sums.held[i] += x[i];
-            take_fours(from + columns, x);
-#pragma unroll
-            for (int i = 0; i < lane_type::values; i++)
-                sums.read[i] += x[i];
-        }
+        for (int i = 0; i < COUNT; i++)
+            sums.held[i] += held[i], sums.read[i] += read[i];
     }
 }
 
-/* The state after the row, in its place. */
 template <int MODE, bool VK, bool BF16, int PARTS>
-DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *vectors, float decay,
+DEVICE void sum_lanes(const heads_lane<VK, BF16, PARTS> &lane, const heads_row &row, int columns,
+                      heads_values<heads_lane<VK, BF16, PARTS>::values> &sums, float &qk)
+{
+    typedef heads_lane<VK, BF16, PARTS> lane_type;
+    qk = sum_of_lanes<VK>(qk);
+#pragma unroll
+    for (int i = 0; i < lane_type::values; i++) {
+        if (MODE != STEPS_PLAIN)
+            sums.held[i] = sum_of_lanes<VK>(sums.held[i]);
+        sums.read[i] = sum_of_lanes<VK>(sums.read[i]);
+    }
+    if constexpr (!VK)
+        exchange_sums(row, columns, lane_type::splits, lane.split, lane.value, lane.number == 0,
+                      sums, qk);
+}
+
+/* The state after the row, in its place. */
+template <int MODE, bool VK, bool BF16, int PARTS, class STATE>
+DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, STATE &state,
+                         const float *vectors, float decay,
                          const float (&update)[heads_lane<VK, BF16, PARTS>::values])
 {
     typedef heads_lane<VK, BF16, PARTS> lane_type;
     constexpr int group_keys = lane_type::group_keys;
-#pragma unroll 1
+#pragma unroll lane_type::unrolled
     for (int g = 0; g < lane_type::groups; g++) {
         float ks[group_keys], ds[group_keys];
         take_fours(lane.keys(vectors + HEADS_KEYS, g), ks);
@@ -378,7 +290,7 @@ DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *v
             take_fours(lane.keys(vectors + 2 * HEADS_KEYS, g), ds);
 #pragma unroll
         for (int m = 0; m < lane_type::members; m++) {
-            uint4 *at = lane.at(lane_type::part_of(g, m));
+            uint4 *at = state.at(lane_type::part_of(g, m));
             float x[lane_type::elements];
             unpack_part<BF16>(*at, x);
 #pragma unroll
@@ -393,7 +305,7 @@ DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, const float *v
 
 /* What outputs are made of beside the state, loaded before it is there. */
 template <int OUTPUTS> struct heads_outputs {
-    float z[OUTPUTS], skip[OUTPUTS];
+    float z[OUTPUTS], skip[OUTPUTS], y[OUTPUTS];
 
     template <class LANE>
     __device__ __forceinline__ void load(const heads_block &b, const LANE &lane)
@@ -407,123 +319,219 @@ template <int OUTPUTS> struct heads_outputs {
             z[i] =
                 there && o.z ? linear_silu(element_load(b.call.dims.dtype, o.z + row, value)) : 1;
             skip[i] = there ? linear_skip(&b.call, b.head, value) : 0;
+            y[i] = 0;
         }
     }
 
-    template <class LANE, int VALUES>
-    __device__ __forceinline__ void store(const heads_block &b, const LANE &lane,
-                                          const float (&v)[VALUES], const float (&out)[VALUES])
+    /* Value `i` of `values`; the lanes that share values divide the outputs. */
+    __device__ __forceinline__ void take(int number, int i, int values, float v, float out)
+    {
+        const int each = values / OUTPUTS;
+        const float x = (out + skip[i / each] * v) * z[i / each];
+        y[i / each] = number == i % each ? x : y[i / each];
+    }
+
+    template <class LANE>
+    __device__ __forceinline__ void store(const heads_block &b, const LANE &lane) const
     {
         const linear_operands &o = b.call.operands;
         char *row = o.out + b.sequence.first_row * o.out_row + b.head * o.out_head;
 #pragma unroll
-        for (int i = 0; i < OUTPUTS && lane.writes(); i++) {
-            float x = 0, y = 0;
-#pragma unroll
-            for (int n = 0; n < VALUES / OUTPUTS; n++)
-                if (lane.number == n)
-                    x = v[VALUES / OUTPUTS * i + n], y = out[VALUES / OUTPUTS * i + n];
-            element_store(b.call.dims.out_dtype, row, b.first + lane.output(i),
-                          (y + skip[i] * x) * z[i]);
-        }
+        for (int i = 0; i < OUTPUTS && lane.writes(); i++)
+            element_store(b.call.dims.out_dtype, row, b.first + lane.output(i), y[i]);
     }
 };
 
 /* The row's outputs, and the state after it. */
-template <int MODE, bool VK, bool BF16, int PARTS>
-DEVICE void step_parts(const heads_block &b, const heads_lane<VK, BF16, PARTS> &lane,
+template <int MODE, bool VK, bool BF16, int PARTS, class STATE>
+DEVICE void step_parts(const heads_block &b, const heads_lane<VK, BF16, PARTS> &lane, STATE &state,
                        const heads_row &row,
                        heads_outputs<heads_lane<VK, BF16, PARTS>::outputs> &outputs)
 {
     constexpr int values = heads_lane<VK, BF16, PARTS>::values;
-    const float decay = row.numbers[DECODE_DECAY], beta = row.numbers[DECODE_BETA];
-    const float q_times = row.numbers[DECODE_Q], k_times = row.numbers[DECODE_K];
-    const float qk = multiply_keys(row.vectors, threadIdx.x % 32) * q_times * k_times;
     heads_values<values> sums = {};
-    float v[values];
-    sum_parts<MODE>(lane, row.vectors, sums);
-    sum_lanes<MODE>(lane, row, b.columns, sums);
+    float v[values], numbers[4], qk = 0;
+    sum_parts<MODE>(lane, state, row.vectors, sums, qk);
+    sum_lanes<MODE>(lane, row, b.columns, sums, qk);
     take_values(row.v + lane.value, v);
+    take_four(row.numbers, numbers);
+    const float decay = MODE == STEPS_CHANNELS ? 1 : numbers[DECODE_DECAY];
+    const float beta = numbers[DECODE_BETA];
+    const float q_times = numbers[DECODE_Q], k_times = numbers[DECODE_K];
+    const float held_times = decay * k_times, read_times = decay * q_times;
+    qk *= q_times * k_times;
 #pragma unroll
     for (int i = 0; i < values; i++) {
-        const float held = MODE != STEPS_PLAIN ? sums.held[i] * (decay * k_times) : 0;
+        const float held = MODE != STEPS_PLAIN ? sums.held[i] * held_times : 0;
         const float update = beta * (v[i] - held);
-        sums.read[i] = sums.read[i] * (decay * q_times) + qk * update;
+        outputs.take(lane.number, i, values, v[i], sums.read[i] * read_times + qk * update);
         sums.held[i] = update * k_times;
     }
-    outputs.store(b, lane, v, sums.read);
-    update_parts<MODE>(lane, row.vectors, decay, sums.held);
+    outputs.store(b, lane);
+    update_parts<MODE>(lane, state, row.vectors, decay, sums.held);
 }
 
+/* ---- Blocks ---------------------------------------------------------------------------------- */
+
+/* "cp.async.bulk.prefetch", into L2; `bytes`: a multiple of 16. */
+DEVICE void bulk_prefetch(const char *from, unsigned bytes)
+{
+#if HAS_HOPPER
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
+DEVICE void line_prefetch(const char *from)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
+}
+
+/* A load that does not fill L1: an earlier launch may still write this memory, and a later load has to see that. */
+DEVICE int load_early(const int *from)
+{
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+    return x;
+}
+
+/* Prefetch the block's state, taps and kept inputs into L2 before the preceding launch has ended. That is safe:
+ * L2 is coherent, so later writes of that launch change the prefetched lines. The slot may be stale, or
+ * uninitialised memory; it only has to be a slot. */
+template <bool VK, int SIZE, bool SLICE>
+DEVICE void prefetch_block(const heads_call &call, int index, int columns)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int head = blockIdx.y, first = blockIdx.x * columns,
+              slot = load_early(call.batch.slot + index);
+    if ((unsigned)slot >= (unsigned)call.slots)
+        return;
+    const char *state = o.state + slot * o.state_slot + head * o.state_head;
+    if (!VK && SLICE)
+        bulk_prefetch(state + threadIdx.x * o.state_row + first * SIZE, 128);
+    else if (threadIdx.x == 0)
+        bulk_prefetch(state + first * o.state_row, columns * HEADS_KEYS * SIZE);
+    const decode_channels at(d, threadIdx.x / 32, head, first, columns, threadIdx.x % 32);
+    if (d.width > 0 && threadIdx.x < 32 * DECODE_PART_GATES && at.there > 0) {
+        line_prefetch(o.weight + at.channel * 8);
+        line_prefetch(o.conv + slot * o.conv_slot + at.channel * 6);
+    }
+}
+
+/* Wait for the preceding launch and find the block's sequence. False: the block has none. */
+template <bool VK, int SIZE, bool SLICE> DEVICE bool begin_block(heads_block &b, int count)
+{
+    const bool is_padding = (int)blockIdx.z >= count;
+    const i64 before = ((i64)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+    if (!is_padding && before * b.bytes < b.call.prefetched)
+        prefetch_block<VK, SIZE, SLICE>(b.call, b.index, b.columns);
+    grid_wait();
+    grid_launch_dependents();
+    if (is_padding) {
+        linear_clear_padding(&b.call, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
+        return false;
+    }
+    b.sequence = linear_find_sequence(&b.call.batch, b.index);
+    b.has_row = b.sequence.num_rows > 0;
+    if (b.index >= linear_num_real(&b.call.batch))
+        return false;
+    b.snapshot = b.has_row ? linear_snapshot(&b.call.batch, b.sequence.first_row) : 0;
+    return true;
+}
+
+/* A head, in shared memory. begin_block() fills in b.sequence. */
 template <int MODE, bool VK, bool BF16, int PARTS>
-DEVICE void decode_heads(const heads_block &b, const heads_row &row)
+DEVICE void decode_head(heads_block &b, int count, const heads_row &row)
 {
     typedef heads_lane<VK, BF16, PARTS> lane_type;
-    constexpr bool by_lanes = !VK && PARTS < 16;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const lane_type part(b.state, b.columns);
-    if (by_lanes)
-        load_parts(b, part);
-    else if (threadIdx.x == blockDim.x - 1)
-        begin_to_load(b, row.barrier);
-    __syncwarp();
+    const lane_type part(b.columns, b.columns);
+    shared_parts<lane_type> state = {part, b.state + part.offset()};
     heads_outputs<lane_type::outputs> outputs;
     heads_channels channels(b, warp, lane);
-    make_part<MODE, VK>(b, warp, lane, &channels, row);
+    heads_gates<MODE, VK> gates(warp);
+    if (!begin_block<VK, lane_type::size, false>(b, count))
+        return;
+    load_taps(b.call, channels.channel, &channels.from);
+    gates.load(b);
+    load_row(b.call, b.has_row ? b.sequence.first_row : -1, channels.channel, &channels.from);
+    if (threadIdx.x == blockDim.x - 1)
+        begin_to_load(b, row.barrier);
+    __syncwarp();
+    load_kept(b.call, b.sequence.slot, channels.channel, &channels.from);
     outputs.load(b, part);
-    for (int i = threadIdx.x; !by_lanes && i < b.bytes / 16 && !b.sequence.slot; i += blockDim.x)
+    make_part<VK>(b, warp, lane, &channels, row);
+    gates.put(b, row);
+    for (int i = threadIdx.x; i < b.bytes / 16 && !b.sequence.slot; i += blockDim.x)
         ((uint4 *)b.state)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    if (by_lanes)
-        wait_for_loads();
-    else if (b.sequence.slot)
+    if (b.sequence.slot)
         barrier_wait(row.barrier, 0);
-    keep_part(b, warp, channels);
     if (b.has_row)
-        step_parts<MODE>(b, part, row, outputs);
-    if (by_lanes) {
-        store_parts(b, part, b.sequence.dst);
-        store_parts(b, part, b.snapshot);
-        return;
-    }
+        step_parts<MODE>(b, part, state, row, outputs);
     fence_async_shared();
     __syncthreads();
     if (threadIdx.x == 0)
         store_state(b);
+    __syncwarp();
+    keep_part(b, warp, channels);
+}
+
+/* A slice, in registers. */
+template <int MODE, bool VK, bool BF16, int PARTS>
+DEVICE void decode_slice(heads_block &b, int count, const heads_row &row)
+{
+    typedef heads_lane<VK, BF16, PARTS> lane_type;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const lane_type part(b.columns, b.call.dims.v_dim);
+    register_parts<lane_type> state(b, part);
+    heads_outputs<lane_type::outputs> outputs;
+    heads_channels channels(b, warp, lane);
+    heads_gates<MODE, VK> gates(warp);
+    if (!begin_block<VK, lane_type::size, true>(b, count))
+        return;
+    load_taps(b.call, channels.channel, &channels.from);
+    gates.load(b);
+    load_row(b.call, b.has_row ? b.sequence.first_row : -1, channels.channel, &channels.from);
+    state.load(b);
+    load_kept(b.call, b.sequence.slot, channels.channel, &channels.from);
+    outputs.load(b, part);
+    make_part<VK>(b, warp, lane, &channels, row);
+    gates.put(b, row);
+    __syncthreads();
+    if (b.has_row)
+        step_parts<MODE>(b, part, state, row, outputs);
+    state.store(b, b.sequence.dst);
+    state.store(b, b.snapshot);
+    keep_part(b, warp, channels);
 }
 
 /* Blocks: slices of a head's values, v heads, sequences from `from` on, `count` of them; one more of these
  * clears padding. */
 template <int MODE, bool VK, bool BF16, int PARTS>
-DEVICE void heads_block_of(const decode_call &call, int from, int count)
+DEVICE void heads_block_of(const heads_call &call, int from, int count)
 {
     extern __shared__ __align__(128) char heads_shared[];
-    constexpr int size = BF16 ? 2 : 4, splits = heads_lane<VK, BF16, PARTS>::splits;
-    const int columns = blockDim.x * 16 * PARTS / (HEADS_KEYS * size), index = from + blockIdx.z;
-    grid_wait();
-    grid_launch_dependents();
-    if ((int)blockIdx.z >= count) {
-        linear_clear_padding(&call, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
-        return;
-    }
-    const linear_sequence sequence = linear_find_sequence(&call.batch, index);
-    if (index >= linear_num_real(&call.batch))
-        return;
-    const bool has_row = sequence.num_rows > 0;
-    const heads_block b = {call,
-                           sequence,
-                           index,
-                           (int)blockIdx.y,
-                           (int)blockIdx.x * columns,
-                           columns,
-                           (int)gridDim.x,
-                           has_row ? linear_snapshot(&call.batch, sequence.first_row) : 0,
-                           has_row,
-                           (i64)blockIdx.x * columns * (VK ? call.operands.state_row : size),
-                           columns * HEADS_KEYS * size,
-                           heads_shared};
-    const heads_row row(heads_shared + b.bytes, MODE == STEPS_CHANNELS ? 3 : 2, columns, splits);
-    decode_heads<MODE, VK, BF16, PARTS>(b, row);
+    constexpr int size = BF16 ? 2 : 4;
+    constexpr bool slice = PARTS < HEADS_PARTS;
+    const linear_operands &o = call.operands;
+    const int columns = blockDim.x * 16 * PARTS / (HEADS_KEYS * size);
+    const int head = blockIdx.y, first = blockIdx.x * columns;
+    heads_block b = {.call = call,
+                     .index = from + (int)blockIdx.z,
+                     .head = head,
+                     .first = first,
+                     .columns = columns,
+                     .slices = (int)gridDim.x,
+                     .offset = head * o.state_head + (i64)first * (VK ? o.state_row : size),
+                     .bytes = columns * HEADS_KEYS * size,
+                     .state = heads_shared};
+    const heads_row row(heads_shared + (slice ? 0 : b.bytes), MODE == STEPS_CHANNELS ? 3 : 2,
+                        columns);
+    if constexpr (slice)
+        decode_slice<MODE, VK, BF16, PARTS>(b, count, row);
+    else
+        decode_head<MODE, VK, BF16, PARTS>(b, count, row);
 }
 
 #endif /* LINEAR_LIKE_DECODE_HEADS_CUH */

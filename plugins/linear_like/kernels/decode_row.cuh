@@ -63,24 +63,42 @@ struct four_channels {
     uint2 x, bias, kept[3], taps[4]; /* kept: three inputs of each channel */
 };
 
-/* Channels from `c` on; c < 0: there are none. */
-DEVICE void load_channels(const linear_call &call, const linear_sequence &sequence, int c,
-                          bool has_row, four_channels *to)
+/* Channels from `c` on; c < 0: none. load_taps() depends on neither the row nor the slot. */
+DEVICE void load_taps(const linear_call &call, int c, four_channels *to)
 {
     const linear_operands &o = call.operands;
     const uint2 none = make_uint2(0, 0);
     const bool convolved = call.dims.width > 0 && c >= 0;
-    const char *kept = o.conv + sequence.slot * o.conv_slot + c * 6;
-    to->x = c >= 0 && has_row
-                ? *(const uint2 *)(o.mixed + (i64)sequence.first_row * o.mixed_row + c * 2)
-                : none;
     to->bias = convolved && o.bias ? *(const uint2 *)(o.bias + c * 2) : none;
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        to->kept[i] = convolved && sequence.slot ? ((const uint2 *)kept)[i] : none;
 #pragma unroll
     for (int i = 0; i < 4; i++)
         to->taps[i] = convolved ? ((const uint2 *)(o.weight + c * 8))[i] : none;
+}
+
+/* row < 0: none. */
+DEVICE void load_row(const linear_call &call, int row, int c, four_channels *to)
+{
+    const linear_operands &o = call.operands;
+    const bool there = c >= 0 && row >= 0;
+    to->x = there ? *(const uint2 *)(o.mixed + (i64)row * o.mixed_row + c * 2) : make_uint2(0, 0);
+}
+
+DEVICE void load_kept(const linear_call &call, int slot, int c, four_channels *to)
+{
+    const linear_operands &o = call.operands;
+    const uint2 *kept = (const uint2 *)(o.conv + slot * o.conv_slot + c * 6);
+    const bool there = call.dims.width > 0 && c >= 0 && slot != 0;
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        to->kept[i] = there ? kept[i] : make_uint2(0, 0);
+}
+
+DEVICE void load_channels(const linear_call &call, const linear_sequence &sequence, int c,
+                          bool has_row, four_channels *to)
+{
+    load_row(call, has_row ? sequence.first_row : -1, c, to);
+    load_kept(call, sequence.slot, c, to);
+    load_taps(call, c, to);
 }
 
 /* Element `i` of what is packed. */
@@ -94,17 +112,21 @@ DEVICE void convolve_channels(const linear_dims &d, const four_channels &from, f
 {
     const uint2 x[1] = {from.x}, bias[1] = {from.bias};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 4; i++)
         to[i] = packed_element(x, i);
-        if (d.width == 0)
-            continue;
+    if (d.width == 0)
+        return;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
         float sum = packed_element(bias, i);
 #pragma unroll
         for (int w = 0; w < 3; w++)
             sum += packed_element(from.taps, 4 * i + w) * packed_element(from.kept, 3 * i + w);
-        sum += packed_element(from.taps, 4 * i + 3) * to[i];
-        to[i] = d.silu ? linear_fast_silu(sum) : sum;
+        to[i] = sum + packed_element(from.taps, 4 * i + 3) * to[i];
     }
+#pragma unroll
+    for (int i = 0; i < 4 && d.silu; i++)
+        to[i] = linear_fast_silu(to[i]);
 }
 
 /* Part N of three of the last three inputs of four channels, after a row: the convolution's state. */

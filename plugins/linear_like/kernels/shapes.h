@@ -31,17 +31,22 @@
  * values of a block, bytes of an element, vectors. */
 #define HEADS_KEYS                          128
 #define HEADS_PARTS                         16
+#define HEADS_KEPT_LEAST                    (96 << 20) /* linear_heads_call.kept: bytes of a launch */
+#define HEADS_PREFETCHED                    (24 << 20) /* linear_heads_call.prefetched, of others */
 #define SLICE_PARTS                         8
 #define SLICE_BYTES                         16384
-#define SLICES_MOST                         264 /* of a launch; with more of them heads are faster */
+#define SLICES_MOST                         (4 << 20) /* elements of a launch; heads are faster then */
 #define HEADS_MOST_THREADS                  256
 #define HEADS_THREADS(columns, size, parts) ((columns)*HEADS_KEYS * (size) / (16 * (parts)))
 #define HEADS_COLUMNS(vk, v_dim, size)                                                             \
     ((vk) && (v_dim) * (size) > 256 ? 256 / (size) : (v_dim)) /* vk: 128 threads at most */
 #define SLICE_COLUMNS(size) (SLICE_BYTES / (HEADS_KEYS * (size)))
-#define HEADS_SHARED(columns, vectors, size, parts)                                                \
-    ((columns)*HEADS_KEYS * (size) + 16 +                                                          \
-     ((vectors)*HEADS_KEYS + (columns) + 4 + 2 * 32 / (parts) * (columns)) * 4)
+#define SLICE_SHARED(vectors, size)                                                                \
+    (16 + ((vectors)*HEADS_KEYS + SLICE_COLUMNS(size) + 4 +                                        \
+           32 / SLICE_PARTS * (2 * SLICE_COLUMNS(size) + 1)) *                                     \
+              4)
+/* More than a block needs: a multiprocessor has 128 KB of states, as copies are slower with 192. */
+#define HEADS_SHARED(columns, size) ((227 << 10) * ((columns) * (size)) / 1024 - 1024)
 
 /* ---- chunks.cuh: the recurrence, chunk by chunk ---------------------------------------------- */
 

@@ -289,14 +289,14 @@ DEVICE void steps_block(const linear_call &call)
 #define HEADS_KERNEL(name, mode, vk, bf16)                                                         \
     extern "C" __global__ void __launch_bounds__((vk) || (bf16) ? 128 : 256,                       \
                                                  (vk) || (bf16) ? 6 : 3)                           \
-        name(const __grid_constant__ decode_call call, int from, int count)                        \
+        name(const __grid_constant__ heads_call call, int from, int count)                         \
     {                                                                                              \
         heads_block_of<mode, vk, bf16, HEADS_PARTS>(call, from, count);                            \
     }
 
 #define SLICES_KERNEL(name, mode, vk, bf16)                                                        \
-    extern "C" __global__ void __launch_bounds__(128, 6)                                           \
-        name(const __grid_constant__ decode_call call, int from, int count)                        \
+    extern "C" __global__ void __launch_bounds__(SLICE_BYTES / (16 * SLICE_PARTS), 4)              \
+        name(const __grid_constant__ heads_call call, int from, int count)                         \
     {                                                                                              \
         heads_block_of<mode, vk, bf16, SLICE_PARTS>(call, from, count);                            \
     }

@@ -11,6 +11,7 @@
 
 #include <stdlib.h>
 
+#include "plugins/linear_like/kernels/heads.h"
 #include "plugins/linear_like/kernels/rows.cuh"
 #include "plugins/linear_like/kernels/shapes.h"
 
@@ -610,6 +611,7 @@ void fake_linear_define(void)
                    {"linear_segments_channels_tiles", segments}};
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int), sizeof(int)};
     static const size_t decode_sizes[] = {sizeof(linear_decode_call), sizeof(int), sizeof(int)};
+    static const size_t heads_sizes[] = {sizeof(linear_heads_call), sizeof(int), sizeof(int)};
     static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
@@ -618,9 +620,9 @@ void fake_linear_define(void)
     for (size_t i = 0; i < sizeof decodes / sizeof decodes[0]; i++)
         fake.define_kernel(decodes[i], decode, decode_sizes, 3, NULL);
     for (size_t i = 0; i < sizeof by_heads / sizeof by_heads[0]; i++)
-        fake.define_kernel(by_heads[i], heads, decode_sizes, 3, NULL);
+        fake.define_kernel(by_heads[i], heads, heads_sizes, 3, NULL);
     for (size_t i = 0; i < sizeof by_slices / sizeof by_slices[0]; i++)
-        fake.define_kernel(by_slices[i], slices, decode_sizes, 3, NULL);
+        fake.define_kernel(by_slices[i], slices, heads_sizes, 3, NULL);
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
         fake.define_kernel(chunked[i].name, chunked[i].run, sizes, 2, NULL);
