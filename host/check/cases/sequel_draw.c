@@ -38,12 +38,11 @@ static struct grid_point any_point(const struct grid *grid, bool latent, uint64_
 bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64_t seed,
                  struct grid_point *point, struct case_spec *spec)
 {
-    const bool sparse = wish->latent && seed % 4 == 0;
     for (uint64_t n = 0; n < TRIES; n++) {
         *point = any_point(grid, wish->latent, seed, n);
         if (wish->padded)
             point->value[AXIS_PADDING] = 1;
-        if (sparse && n < TRIES / 2) /* of the latents drawn, few would have an indexer */
+        if (wish->sparse && n < TRIES / 2) /* of the latents drawn, few would have an indexer */
             point->value[AXIS_CHOICE] = CHOICE_BF16;
         if (wish->modes && !(wish->modes >> point->value[AXIS_MODE] & 1))
             continue;

@@ -13,6 +13,7 @@ struct sequel_wish {
     bool latent;
     uint32_t modes;
     bool padded;
+    bool sparse; /* with an indexer, if one is accepted */
 };
 
 /* A point that is accepted. false: none of those that were drawn is. */

@@ -36,7 +36,7 @@ static int32_t mask_of(int32_t index, int32_t step)
 static bool draw_chain(struct chain *chain, bool latent, uint64_t seed)
 {
     struct grid_point point;
-    struct sequel_wish wish = {.latent = latent};
+    struct sequel_wish wish = {.latent = latent, .sparse = latent && seed % 4 == 0};
     int32_t index = chain->run->index;
     if (!sequel_draw(chain->grid, &wish, seed, &point, &chain->specs[0]))
         return false;
