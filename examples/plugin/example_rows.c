@@ -173,7 +173,7 @@ static attn_status attend(void *arg, int64_t task, uint32_t worker)
     /* A row that sees no key is 0, with an LSE of -inf. */
     for (int32_t d = 0; d < g->v_head_dim; d++)
         store(attn_util_at(w->of.out, q_row, head), w->layer->dtype, d,
-              total > 0 ? sums[d] / total : 0);
+              total != 0 ? sums[d] / total : 0);
     if (w->of.lse)
         *(float *)attn_util_at(w->of.lse, q_row, head) = max + logf(total);
     return ATTN_OK;

@@ -145,7 +145,7 @@ template <typename Element> void attend_row(const work &w, int64_t t, int64_t h,
     }
     /* A row that sees no key is 0, with an LSE of -inf. */
     for (int32_t d = 0; d < g.v_head_dim; d++)
-        out[d] = total > 0 ? sums[d] / total : 0.0f;
+        out[d] = total != 0 ? sums[d] / total : 0.0f;
     if (w.of.lse)
         *static_cast<float *>(attn_util_at(w.of.lse, row, h)) = max + std::log(total);
 }

@@ -366,7 +366,7 @@ impl Work<'_> {
             max = now;
         }
         let out = self.out.element(q_row, head, 0);
-        for (d, sum) in sums.iter().enumerate() { store(out, dtype, d as i32, if total > 0.0 { sum / total } else { 0.0 }); }
+        for (d, sum) in sums.iter().enumerate() { store(out, dtype, d as i32, if total != 0.0 { sum / total } else { 0.0 }); }
         if let Some(lse) = self.lse { *lse.element(q_row, head, 0).cast::<f32>() = max + total.ln(); }
     }
 }
