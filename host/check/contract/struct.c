@@ -116,8 +116,12 @@ static bool swap_state_groups(struct rig *rig, struct sized *sized, size_t to)
 static bool swap_args(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
-    for (int n = 0; n < rig->num_batches * RIG_LAYERS; n++)
+    for (int n = 0; n < rig->num_batches * RIG_LAYERS; n++) {
+        attn_forward_args *args = &rig->batches[n / RIG_LAYERS].layers[n % RIG_LAYERS].args;
+        if (to < sizeof *args) /* without `scales` */
+            args->num_scales = 0;
         good = good && SWAP(rig->given_args[n / RIG_LAYERS][n % RIG_LAYERS], 1);
+    }
     return good;
 }
 
