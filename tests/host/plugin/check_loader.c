@@ -568,10 +568,8 @@ TEST_OF(loader, verdicts_do_not_contradict_themselves)
     attn_reason reason;
     memset(&reason, 'x', sizeof reason);
     reason.struct_size = sizeof reason;
-    attn_verdict verdict = {.struct_size = sizeof verdict,
-                            .num_reasons = 1,
-                            .reasons_capacity = 1,
-                            .reasons = &reason};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .num_reasons = 1, .reasons_capacity = 1, .reasons = &reason};
     ck_assert_int_eq(answer_check_verdict("any", &verdict, NULL), ATTN_OK);
     ck_assert_uint_eq(strlen(reason.child), sizeof reason.child - 1);
     ck_assert_uint_eq(strlen(reason.got), sizeof reason.got - 1);
