@@ -76,8 +76,8 @@ struct wide_shape {
 FI_WIDE_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
 
-/* What those who score tell those who add values, with a unit's probabilities: what its rows' sums are
- * to be multiplied by; with an item's last, what its rows came to. */
+/* What the warps that score pass to the warps that add values, with a unit's probabilities: the factors
+ * of its rows' sums and, with the last unit of an item, the totals of its rows. */
 struct wide_rows {
     float factor[FI_WIDE_ROWS], top[FI_WIDE_ROWS], sum[FI_WIDE_ROWS];
 };
