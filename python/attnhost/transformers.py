@@ -253,7 +253,7 @@ def _keep_latents(module: torch.nn.Module, kv_nope: torch.Tensor,
 
 def _keep_indexed(indexer: torch.nn.Module, hidden_states: torch.Tensor, *args: Any,
                   **call: Any) -> torch.Tensor:
-    """In place of the indexer's own forward: attention() gets its operands; nobody reads what it returns."""
+    """Replaces the indexer's own forward: attention() gets its operands, and its result is not used."""
     if not _now.awaiting:
         return type(indexer).forward(indexer, hidden_states, *args, **call)
     _now.indexed = latent.index_operands(indexer, hidden_states, *args[:2])
