@@ -111,7 +111,7 @@ static void write_row(const layer_call *call, int32_t row, int32_t head, const f
     if (call->sinks && !(call->sinks[head] == -INFINITY)) {
         float sink = call->sinks[head], base = sink > max ? sink : max;
         factor = sum == 0 ? 0 : expf(max - base);
-        sum = (sum == 0 ? 0 : sum * factor) + (sink == base ? 1 : expf(sink - base));
+        sum = (sum == 0 ? 0 : sum * factor) + expf(sink - base);
         max = base;
     }
     if (sum == 0) /* no key, no sink */

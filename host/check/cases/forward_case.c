@@ -210,7 +210,7 @@ const char *case_spec_defect(const struct case_spec *spec)
     if (case_has_indexer(spec) && case_indexer_defect(spec))
         return case_indexer_defect(spec);
     if (spec->fewer_keys && (!spec->from_cache || spec->attn_type != ATTN_TYPE_DECODER ||
-                             spec->partial || spec->multi_item || spec->top_k > 0))
+                             spec->partial || spec->multi_item || case_has_lists(spec)))
         return "fewer_keys";
     if (spec->lost_keys > 0 && loses_wrongly(spec))
         return "lost_keys";
@@ -325,6 +325,8 @@ static void say_rules(struct line *line, const struct case_spec *spec)
         say(line, ", scores of the first %d keys -inf", spec->lost_keys);
     if (spec->fewer_keys)
         say(line, ", kv_lens shorter than prefix and queries");
+    if (spec->guarded)
+        say(line, ", each array at the end of a page");
     if (spec->special_values)
         say(line, ", special values");
     if (spec->seen_nan)
@@ -584,6 +586,7 @@ static void take_linear(struct case_spec *spec)
     spec->mode = spec->linear.mode;
     spec->host = spec->linear.host;
     spec->spread = spec->linear.spread;
+    spec->guarded = spec->linear.guarded;
     spec->min_alignment = spec->linear.min_alignment;
 }
 

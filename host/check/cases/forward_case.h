@@ -157,9 +157,10 @@ struct case_spec {
     /* In every second sequence from the first on, of the first key that the last query sees. Other
      * rows of these sequences that do not see it are not judged (KV-06). Without needles. */
     enum case_nan seen_nan;
-    enum case_host host;  /* which arrays the host has */
-    enum case_hint hint;  /* of what sequences share */
-    bool device_scales;   /* scales are on the device alone */
+    enum case_host host; /* which arrays the host has */
+    enum case_hint hint; /* of what sequences share */
+    bool device_scales;  /* scales are on the device alone */
+    bool guarded; /* on the CPU: an array or tensor ends where the next page may not be read */
     bool read_only_layer; /* a second layer reads the first one's buffer after it */
     bool wants_lse;
     bool loose_bounds;     /* bounds beyond what the batch needs */

@@ -86,8 +86,10 @@ attn_status session_plan(const struct case_session *session, struct forward_case
     session_place(session, c, false, &place);
     place.host_arrays |= host_arrays;
     case_view_init(c->planned, c, lengths, &place);
+    case_guard(c, true);
     attn_status status = session->backend.type->ops->init_forward_metadata(
         session->metadata, &c->planned->batch, session->stream, error);
+    case_guard(c, false);
     case_forget_plan(c);
     return status;
 }
@@ -126,8 +128,11 @@ attn_status session_call(const struct case_session *session, const struct forwar
         call->change(call->ctx, &view.args, view.operands, view.scales);
     if (!forward)
         return host_fail(error, ATTN_UNSUPPORTED, "query accepts the mode, but the slot is NULL");
-    return forward(session->metadata, c->posed.layers[call->second].layer_id, &view.args,
-                   session->stream, error);
+    case_guard(c, true);
+    attn_status status = forward(session->metadata, c->posed.layers[call->second].layer_id,
+                                 &view.args, session->stream, error);
+    case_guard(c, false);
+    return status;
 }
 
 static bool forward_layer(struct run *run, const struct case_lengths *lengths,

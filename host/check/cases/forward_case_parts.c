@@ -11,6 +11,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
 
@@ -20,8 +21,32 @@ void case_add_part(struct forward_case *c, enum case_part_id part, uint64_t byte
         return;
     uint64_t at = c->bytes + CASE_RED_ZONE;
     at = (at + CASE_ALIGNMENT - 1) / CASE_ALIGNMENT * CASE_ALIGNMENT;
+    uint64_t end = at + bytes + CASE_RED_ZONE;
+    if (c->spec.guarded) {
+        const uint64_t offset = c->shapes[part].byte_offset,
+                       alignment = offset ? offset & -offset : 1;
+        end = round_up(at + bytes, CASE_GUARD);
+        at = (end - bytes) / alignment * alignment;
+        end += CASE_GUARD;
+    }
     c->parts[part] = (struct case_part){at, bytes};
-    c->bytes = at + bytes + CASE_RED_ZONE;
+    c->bytes = end;
+}
+
+void case_guard(const struct forward_case *c, bool shut)
+{
+    const int rights = shut ? PROT_NONE : PROT_READ | PROT_WRITE;
+    for (enum case_part_id part = 0; c->spec.guarded && part < CASE_PARTS; part++) {
+        const uint64_t end = round_up(c->parts[part].offset + c->parts[part].bytes, CASE_GUARD);
+        if (c->parts[part].bytes && (mprotect(c->memory + end, CASE_GUARD, rights) != 0 ||
+                                     mprotect(c->planning + end, CASE_GUARD, rights) != 0))
+            abort(); /* a page that stays shut */
+    }
+}
+
+int64_t case_slack(const struct forward_case *c)
+{
+    return c->spec.guarded ? 0 : c->lengths.num_seqs;
 }
 
 static void add_ints(struct forward_case *c, enum case_part_id part, int64_t count)
@@ -91,12 +116,12 @@ static void lay_out_arrays(struct forward_case *c)
     add_ints(c, PART_REQUESTS, some);
     add_ints(c, PART_NUM_REAL, 2);
     if (spec->explicit_positions)
-        add_ints(c, PART_POSITIONS, rows + spec->spare + seqs);
+        add_ints(c, PART_POSITIONS, rows + spec->spare + case_slack(c));
     if (spec->kv_layout) {
         add_ints(c, PART_KV_LENS, some);
         add_ints(c, PART_NEW_INDPTR, seqs + 1);
         case_add_part(c, PART_OUT_CACHE_LOC,
-                      (uint64_t)(new_rows + spec->spare + seqs) * sizeof(int64_t));
+                      (uint64_t)(new_rows + spec->spare + case_slack(c)) * sizeof(int64_t));
         add_ints(c, PART_REQ_TO_TOKEN, (seqs + 3) * c->stride_slots);
         add_ints(c, PART_BLOCK_TABLE, some * (c->stride_pages > 0 ? c->stride_pages : 1));
         add_ints(c, PART_KV_INDPTR, seqs + 1);
@@ -265,9 +290,10 @@ void case_lay_out(struct forward_case *c)
     c->num_pages = seqs * c->pages_of_seq + 4;
     lay_out_arrays(c);
 
-    /* Room for a row of every sequence, which a batch of nothing but padding has. */
-    int64_t rows = c->lengths.first_row[seqs] + spec->spare + seqs, q_heads = spec->num_q_heads;
-    lay_out_inputs(c, rows, c->lengths.first_new[seqs] + spec->spare + seqs);
+    const int64_t spare = spec->spare + case_slack(c), q_heads = spec->num_q_heads;
+    const int64_t rows = c->lengths.first_row[seqs] + spare;
+    const int64_t new_rows = c->lengths.first_new[seqs] + spare;
+    lay_out_inputs(c, rows, new_rows);
     for (int second = 0; second <= spec->read_only_layer; second++) {
         case_add_tensor(c, second ? PART_OUT_SECOND : PART_OUT, spec->out_dtype, 3,
                         (int64_t[]){rows, q_heads, spec->v_head_dim});
@@ -293,7 +319,7 @@ void case_lay_out(struct forward_case *c)
         }
     }
     if (case_has_indexer(spec))
-        case_indexer_lay_out(c, rows, c->lengths.first_new[seqs] + spec->spare + seqs);
+        case_indexer_lay_out(c, rows, new_rows);
     if (spec->sinks)
         case_add_tensor(c, PART_SINKS, ATTN_F32, 1, &q_heads);
     if (spec->alibi)
@@ -304,14 +330,15 @@ void case_lay_out(struct forward_case *c)
 
 attn_status case_allocate(struct forward_case *c, attn_error *error)
 {
+    const uint64_t alignment = c->spec.guarded ? CASE_GUARD : 2 * CASE_ALIGNMENT;
     c->image = malloc(c->bytes);
-    c->planning = malloc(c->bytes);
+    c->planning = aligned_alloc(alignment, round_up(c->bytes, alignment));
     c->planned = malloc(sizeof *c->planned);
     c->actual = malloc(c->bytes);
     if (!c->image || !c->planning || !c->planned || !c->actual)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a case of %llu bytes",
                          (unsigned long long)c->bytes);
-    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, 2 * CASE_ALIGNMENT);
+    c->memory = device_allocate(c->device, ATTN_SPACE_DEVICE, c->bytes, alignment);
     if (!c->memory)
         return host_fail(error, device_exhausted(c->device, ATTN_SPACE_DEVICE),
                          "no memory on the device for a case of %llu bytes",

@@ -23,6 +23,7 @@
 enum {
     CASE_ALIGNMENT = 256, /* of each part */
     CASE_RED_ZONE = 64,   /* bytes before and after it, at least */
+    CASE_GUARD = 4096,    /* bytes that no call may touch after it (spec.guarded) */
     CASE_RED = 0xA5,
     CASE_POISON = 0xFF, /* NaN in every floating-point type */
     CASE_UNUSED_INDEX = 0x7ffffff0,
@@ -278,6 +279,12 @@ void case_add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype 
 
 /* Give every part its place, from the lengths and the number of pages. */
 void case_lay_out(struct forward_case *c);
+
+/* Rows beyond those of the batch: one of every sequence, which a batch of nothing but padding has; none if guarded. */
+int64_t case_slack(const struct forward_case *c);
+
+/* Shut the pages after the parts of a guarded case, for a call of the backend, and open them for all else. */
+void case_guard(const struct forward_case *c, bool shut);
 
 /* Allocate the copies; fill `image` with red zones and nothing else. */
 attn_status case_allocate(struct forward_case *c, attn_error *error);

@@ -319,7 +319,7 @@ static float draw_sink(const struct forward_case *c, int32_t head)
         float above = 2 * needle_score + far[head / 3 % 4] + 10 * unit;
         return head % 3 == 1 ? above : -above;
     }
-    return head % 5 == 4 ? -INFINITY : 1.5f + 3.5f * unit;
+    return head % 5 == 4 ? -INFINITY : head % 5 == 3 ? -0.0f : 1.5f + 3.5f * unit;
 }
 
 /* The query heads of the KV head whose query t is a needle row. Far keys count for nothing in heads

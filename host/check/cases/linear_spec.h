@@ -48,6 +48,7 @@ struct linear_spec {
     int32_t gap;            /* elements between outermost rows */
     uint32_t min_alignment; /* what the problem promises of operands; */
     bool exactly_aligned;   /* they lie no better than that. A whole batch alone, no parts of it */
+    bool guarded; /* on the CPU: each array or tensor ends where the next page may not be read */
     int32_t first_row;
     int32_t padded; /* sequences of padding */
     int32_t spare;  /* rows of padding after those of all sequences */

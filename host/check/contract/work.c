@@ -387,8 +387,8 @@ CHECK_RUN(zeroed, rig_with_session(run, check_zeroed))
 
 /* ---- WORK-06: beyond the bounds -------------------------------------------------------------- */
 
-/* Let one bound be one less than the batch needs. false: it cannot. */
-static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
+/* Let one bound be one less than the batch needs, or the least there is. false: it cannot. */
+static bool tighten(struct rig *rig, int batch, int which, bool least, attn_bounds *bounds)
 {
     const attn_batch *b = &rig->batches[batch].batch;
     int32_t page = rig->question.spec.page_size; /* 0 of linear layers */
@@ -403,7 +403,7 @@ static bool tighten(struct rig *rig, int batch, int which, attn_bounds *bounds)
     if (which == BEYOND_MODES)
         bounds->modes &= ~ATTN_MODE_BIT(b->mode);
     else
-        change_bound(bounds, which, needed[which] - 1);
+        change_bound(bounds, which, least && needed[which] > 1 ? 1 : needed[which] - 1);
     attn_problem problem = rig->question.problems[0];
     problem.bounds = bounds;
     /* Sums of host arrays are known only to those who read them. */
@@ -438,11 +438,11 @@ static void check_beyond(struct check_run *run, struct rig *rig, struct rig_sess
 {
     attn_bounds bounds;
     for (int which = 0; which < BEYOND_COUNT; which++)
-        for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-            if (!tighten(rig, b, which, &bounds))
+        for (int b = 0; b < 2 * rig->num_batches && run->code == CHECK_PASS; b++) {
+            if (!tighten(rig, b / 2, which, b % 2, &bounds))
                 continue;
             rig->bounds = &bounds;
-            exceed(run, rig, session, b, &excesses[which]);
+            exceed(run, rig, session, b / 2, &excesses[which]);
             rig->bounds = &rig->question.bounds;
         }
 }

@@ -15,6 +15,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { CASES = 600, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
 /* Products of a query's and a key's element that a case may have; elements of states. */
@@ -63,6 +64,13 @@ static void put_nan(const struct check_run *run, struct case_spec *spec)
         *spec = changed;
 }
 
+/* In a quarter of the cases, on the CPU, nothing after the last element of an array or a tensor may be read. */
+static bool is_guarded(const struct check_run *run)
+{
+    return run->subject->device->type == ATTN_DEVICE_CPU && sysconf(_SC_PAGESIZE) == CASE_GUARD &&
+           mix_stream(run->seed, 13) % 4 == 0;
+}
+
 /* The options of a form are its own. A failure says which ones there were. */
 static void judge(struct check_run *run, const struct grid *grid, const struct grid_point *point,
                   bool large, struct case_spec *spec)
@@ -82,6 +90,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
     put_nan(run, spec);
+    spec->guarded = is_guarded(run);
     other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
     setting_tell(run, what);
     options_destroy(drawn);
@@ -151,6 +160,7 @@ static void judge_linear(struct check_run *run, struct linear_spec *spec)
     run->subject = &subject;
     linear_numbers_draw_layer(&subject, mix_absorb(run->seed, 1), most_state_work, spec);
     linear_numbers_draw_batch(&subject, mix_absorb(run->seed, 2), most_state_work, spec);
+    spec->guarded = is_guarded(run);
     linear_run_spec(run, spec);
     setting_tell(run, what);
     run->subject = given;

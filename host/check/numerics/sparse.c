@@ -17,6 +17,11 @@
         AXIS_LENGTHS, BIT(LENGTHS_ROWS) | BIT(LENGTHS_SPLITS)                                      \
     }
 
+static void make_fewer_keys(struct case_spec *spec)
+{
+    spec->fewer_keys = true;
+}
+
 static void make_steps(struct case_spec *spec)
 {
     spec->indexer.by_steps = true;
@@ -70,6 +75,12 @@ const struct check check_sparse[] = {
                    {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN)},
                    {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
                    {AXIS_CHUNK, BIT(0) | BIT(2)})),
+    JUDGED_ROW("MEAN-24", sparse_fewer_keys,
+               "an indexer's logits are those of the keys that the KV group has, even if the batch "
+               "has more tokens",
+               LATENT_COMPLETED(make_fewer_keys, MLA_ABSORBED, MLA_LATENT,
+                                BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
+                                {AXIS_SOURCE, BIT(SOURCE_CACHE)}, BOTH_PHASES)),
     JUDGED_ROW(
         "MEAN-24", sparse_heads,
         "heads, sinks and score scales mean the same for a sparse layer as for a latent layer",

@@ -295,6 +295,25 @@ LOOP_OF(bounds, batch_beyond_the_bounds, 0, 8)
     finish();
 }
 
+/* A KV group's own lengths count, or else the batch's; what the device alone has is not counted here. */
+LOOP_OF(bounds, lengths_on_the_device_alone, 0, 2)
+{
+    static const int32_t lengths[SEQS] = {400, 400, 400, 400, 400};
+    start();
+    device.type = ATTN_DEVICE_CUDA;
+    bounds.modes = BIT(EXTEND) | BIT(DECODE) | BIT(MIXED);
+    ready();
+    make_mixed(0);
+    mixed.seq_lens.host = lengths;
+    for (uint32_t g = 0; g < mixed.num_kv_groups; g++) {
+        kv[g].kv_lens.host = NULL;
+        kv[g].kv_lens.device = _i ? NULL : lengths;
+    }
+    ck_assert_int_eq(plan(&mixed), _i ? ATTN_INVALID_ARGUMENT : ATTN_OK);
+    ck_assert(!_i || error.field == ATTN_FIELD_MAX_KV_TOKENS);
+    finish();
+}
+
 /* Modes beyond those of create. */
 TEST_OF(bounds, metadata_of_modes_not_created_for)
 {

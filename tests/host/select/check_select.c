@@ -121,6 +121,8 @@ TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
     /* The backend's own first layout, not the host's. */
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
+    /* The verdict is that of the host's first layout that is accepted. */
+    ck_assert(find(&scene, SELECT_PREFILL, "triton_like")->verdict.cost_hint == 1);
     const struct select_candidate *fa3 = find(&scene, SELECT_PREFILL, "fa3_like");
     ck_assert_uint_eq(fa3->layouts, 0);
     ck_assert_uint_eq(fa3->verdict.num_reasons, 2);

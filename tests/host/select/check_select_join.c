@@ -54,8 +54,8 @@ static void create(struct scene *scene)
 }
 
 /* A model of tests/models with these lines under [attention], on a platform. */
-static void select_for(struct scene *scene, const char *model, const char *platform,
-                       const char *attention)
+static void try_to_select(struct scene *scene, const char *model, const char *platform,
+                          const char *attention)
 {
     char ini[8192];
     snprintf(ini, sizeof ini,
@@ -69,6 +69,12 @@ static void select_for(struct scene *scene, const char *model, const char *platf
         status = model_create(scene->config, &scene->model, &scene->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
     choose(scene);
+}
+
+static void select_for(struct scene *scene, const char *model, const char *platform,
+                       const char *attention)
+{
+    try_to_select(scene, model, platform, attention);
     ck_assert_msg(scene->status == ATTN_OK, "%s", host_error_text(&scene->error));
 }
 
@@ -141,6 +147,28 @@ TEST_OF(join, a_pair_is_a_child)
     ck_assert_uint_eq(scene.selection->num_units, 1);
     ck_assert_str_eq(scene.selection->units[0].type, "hybrid_linear");
     ck_assert_str_eq(scene.selection->units[0].backend, "triton_like-decode_only-with-state_like");
+    end(&scene);
+}
+
+/* A backend that has the name of the pair is used if it is the pair, else it is in the way. */
+LOOP_OF(join, a_pair_that_is_defined, 0, 2)
+{
+    static const char *const decode[] = {"decode_only", "extend_only"};
+    char attention[512];
+    struct scene scene;
+    create(&scene);
+    load(&scene, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    load(&scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+    snprintf(attention, sizeof attention,
+             "prefill_attention_backend = triton_like\ndecode_attention_backend = decode_only\n"
+             "linear_attn_backend = state_like\n[backend.triton_like-decode_only]\n"
+             "type = hybrid_phase\nprefill = triton_like\ndecode = %s\n"
+             "speculative_attention_mode = prefill",
+             decode[_i]);
+    try_to_select(&scene, "qwen3_next.json", "simulate = sm90", attention);
+    ck_assert_msg(scene.status == (_i ? ATTN_CONFIG_ERROR : ATTN_OK), "%s",
+                  host_error_text(&scene.error));
+    ck_assert(!_i || strstr(host_error_text(&scene.error), "this name is needed"));
     end(&scene);
 }
 
