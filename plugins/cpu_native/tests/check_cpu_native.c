@@ -5,16 +5,12 @@
  *
  * The .so is $ATTNHOST_CPU_NATIVE, else cpu_native.so in $ATTNHOST_TEST_PLUGIN_DIR.
  */
-#include "tests/tools/test_main.h"
-#include "tests/tools/cpu_native_case.h"
+#include "tests/host/reference/reference_fixture.h"
 #include "tests/tools/plugin_test.h"
-
-#include <string.h>
+#include "tests/tools/test_main.h"
 
 static const attn_backend_type *type;
-static char message[512];
-static attn_error error = {
-    .struct_size = sizeof error, .capacity = sizeof message, .message = message};
+static host_error error;
 
 static attn_status test_parallel_for(void *ctx, int64_t count, attn_task task, void *arg)
 {
@@ -31,45 +27,87 @@ static const attn_services services = {.struct_size = sizeof services,
                                        .release = test_release,
                                        .parallel_for = test_parallel_for};
 
-/* ---- A plugin at work ------------------------------------------------------------------------ */
-
 static void open_plugin(void)
 {
     attn_plugin plugin;
-    open_plugin_file("ATTNHOST_CPU_NATIVE", "cpu_native.so", &plugin, &error);
-    ck_assert_int_eq(plugin.describe(0, &type, &error), ATTN_OK);
-    ck_assert_int_eq(plugin.describe(1, &type, &error), ATTN_INVALID_ARGUMENT);
+    host_error_init(&error);
+    open_plugin_file("ATTNHOST_CPU_NATIVE", "cpu_native.so", &plugin, &error.base);
+    ck_assert_int_eq(plugin.describe(0, &type, &error.base), ATTN_OK);
+    ck_assert_int_eq(plugin.describe(1, &type, &error.base), ATTN_INVALID_ARGUMENT);
 }
 
-/* An instance and metadata for a case. */
+/* ---- A plugin at work ------------------------------------------------------------------------ */
+
+/* Two sequences with a prefix, sinks, slopes and an fp8 cache; an instance and metadata for them. */
 typedef struct setup {
+    fixture f;
+    attn_device device;
+    attn_bounds bounds;
     attn_instance *instance;
     attn_metadata *metadata;
     attn_memory memory;
 } setup;
 
-static setup setup_create(const attn_case *c)
+static setup *case_create(void)
 {
-    setup u = {.memory = {.struct_size = sizeof u.memory}};
+    static const double zeros[1024];
+    static const float scale = 0.5f;
+    setup *u = calloc(1, sizeof *u);
+    fixture *f = &u->f;
+    fixture_init(f, 4, 2, 16, 16);
+    f->group.flags = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI;
+    f->group.kv_scale_granularity = ATTN_SCALE_PER_TENSOR;
+    f->problem.kv_dtype = ATTN_FP8_E4M3;
+    for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++)
+        f->scales[role] =
+            (attn_scale){sizeof(attn_scale), ATTN_SCALE_PER_TENSOR, 1, 0, &scale, NULL};
+    fixture_add(f, 5, 20, zeros, zeros, zeros);
+    fixture_add(f, 3, 9, zeros, zeros, zeros);
+    fixture_build(f);
+    f->kv.index_forms = ATTN_INDEX_REQ_TO_TOKEN;
+    u->device = (attn_device){.struct_size = sizeof u->device, .type = ATTN_DEVICE_CPU};
+    u->bounds = (attn_bounds){.struct_size = sizeof u->bounds,
+                              .modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND),
+                              .mask_kinds = 1u << ATTN_MASK_LAYER,
+                              .uses = ATTN_USES_LSE,
+                              .max_seqs = 2,
+                              .max_tokens = 8,
+                              .max_q_len = 5,
+                              .max_kv_len = FIXTURE_KEYS};
+    f->problem.device = &u->device;
+    f->problem.bounds = &u->bounds;
+    return u;
+}
+
+static setup *setup_create(void)
+{
+    setup *u = case_create();
     attn_memory_size size = {.struct_size = sizeof size};
     /* Of which forms of indices the case has one: all. */
     const attn_option_value value = {.struct_size = sizeof value, .key = "kv_index", .integer = 3};
     const attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
-    ck_assert_msg(type->create(type, &c->problem, 1, &options, &services, &u.instance, &error) ==
-                      ATTN_OK,
-                  "%s", message);
-    ck_assert_uint_eq(type->ops->index_forms(u.instance), 7);
-    ck_assert_int_eq(
-        type->ops->metadata_size(u.instance, ATTN_METADATA_EAGER, &c->bounds, &size, &error),
-        ATTN_OK);
+    u->memory.struct_size = sizeof u->memory;
+#define MUST(call) ck_assert_msg((call) == ATTN_OK, "%s", host_error_text(&error))
+    MUST(type->create(type, &u->f.problem, 1, &options, &services, &u->instance, &error.base));
+    ck_assert_uint_eq(type->ops->index_forms(u->instance), 7);
+    MUST(
+        type->ops->metadata_size(u->instance, ATTN_METADATA_EAGER, &u->bounds, &size, &error.base));
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++) {
-        u.memory.size[region] = size.size[region];
-        u.memory.base[region] = test_allocate(NULL, 0, size.size[region] + 64, 64);
+        u->memory.size[region] = size.size[region];
+        u->memory.base[region] = test_allocate(NULL, 0, size.size[region] + 64, 64);
     }
-    ck_assert_int_eq(type->ops->metadata_create(u.instance, ATTN_METADATA_EAGER, &c->bounds,
-                                                &u.memory, &u.metadata, &error),
-                     ATTN_OK);
+    MUST(type->ops->metadata_create(u->instance, ATTN_METADATA_EAGER, &u->bounds, &u->memory,
+                                    &u->metadata, &error.base));
+    MUST(type->ops->init_forward_metadata(u->metadata, &u->f.batch, NULL, &error.base));
+    MUST(type->ops->forward_extend(u->metadata, 3, &u->f.args, NULL, &error.base));
+#undef MUST
     return u;
+}
+
+static void case_destroy(setup *u)
+{
+    fixture_finish(&u->f);
+    free(u);
 }
 
 static void setup_destroy(setup *u)
@@ -78,41 +116,39 @@ static void setup_destroy(setup *u)
     type->ops->destroy(u->instance);
     for (uint32_t region = 0; region < ATTN_REGION_COUNT; region++)
         free(u->memory.base[region]);
+    case_destroy(u);
 }
 
-static attn_status forward(setup *u, const attn_case *c)
+static attn_status forward(setup *u)
 {
-    return type->ops->forward_extend(u->metadata, c->layer.layer_id, &c->args, NULL, &error);
+    return type->ops->forward_extend(u->metadata, u->f.layer.layer_id, &u->f.args, NULL,
+                                     &error.base);
 }
 
 /* ---- What is refused ------------------------------------------------------------------------- */
 
-static attn_case *plain_case(void)
+static attn_status plan(setup *u)
 {
-    case_wishes wishes = {
-        ATTN_TYPE_DECODER, ATTN_MODE_EXTEND, ATTN_MASK_LAYER, ATTN_INDEX_REQ_TO_TOKEN, 0, 100};
-    for (uint64_t seed = 900000;; seed++) {
-        attn_case *c = case_create(seed, &wishes);
-        if (c->problem.kv_dtype == ATTN_FP8_E4M3 && !c->from_cache && c->q_len[0] > 1 &&
-            c->prefix[0] > 1 && c->group.flags == 3 && !c->batch.multi_item &&
-            c->args.flags == ATTN_FORWARD_SAVE_KV)
-            return c;
-        case_destroy(c);
-    }
+    return type->ops->init_forward_metadata(u->metadata, &u->f.batch, NULL, &error.base);
 }
 
-static void expect_refused(setup *u, attn_case *c, const char *word)
+static void expect_named(const char *word)
 {
-    ck_assert_int_eq(type->ops->init_forward_metadata(u->metadata, &c->batch, NULL, &error),
-                     ATTN_OK);
-    ck_assert_msg(forward(u, c) == ATTN_INVALID_ARGUMENT, "accepted in spite of %s", word);
-    ck_assert_msg(strstr(message, word), "\"%s\" does not name %s", message, word);
+    ck_assert_msg(strstr(host_error_text(&error), word), "\"%s\" does not name %s",
+                  host_error_text(&error), word);
+}
+
+static void expect_refused(setup *u, const char *word)
+{
+    ck_assert_int_eq(plan(u), ATTN_OK);
+    ck_assert_msg(forward(u) == ATTN_INVALID_ARGUMENT, "accepted in spite of %s", word);
+    expect_named(word);
 }
 
 TEST_OF(refused, operands_that_are_wrong)
 {
-    attn_case *c = plain_case();
-    setup u = setup_create(c);
+    setup *u = setup_create();
+    fixture *f = &u->f;
     static const uint32_t needed[] = {ATTN_ROLE_Q,     ATTN_ROLE_K,           ATTN_ROLE_V,
                                       ATTN_ROLE_OUT,   ATTN_ROLE_K_CACHE,     ATTN_ROLE_V_CACHE,
                                       ATTN_ROLE_SINKS, ATTN_ROLE_ALIBI_SLOPES};
@@ -120,121 +156,113 @@ TEST_OF(refused, operands_that_are_wrong)
                                         "operand out",   "operand k_cache",     "operand v_cache",
                                         "operand sinks", "operand alibi_slopes"};
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
-        const attn_tensor *good = c->operands[needed[i]];
+        const attn_tensor *good = f->operands[needed[i]];
         attn_tensor bad = *good;
-        c->operands[needed[i]] = NULL;
-        expect_refused(&u, c, names[i]);
-        c->operands[needed[i]] = &bad;
+        f->operands[needed[i]] = NULL;
+        expect_refused(u, names[i]);
+        f->operands[needed[i]] = &bad;
         bad.dtype = ATTN_I32;
-        expect_refused(&u, c, names[i]);
+        expect_refused(u, names[i]);
         bad = *good;
         bad.shape[bad.ndim - 1]++;
-        expect_refused(&u, c, names[i]);
+        expect_refused(u, names[i]);
         bad = *good;
         bad.strides[bad.ndim - 1] = 2;
-        expect_refused(&u, c, names[i]);
+        expect_refused(u, names[i]);
         bad = *good;
         bad.ndim--;
-        expect_refused(&u, c, names[i]);
+        expect_refused(u, names[i]);
         bad = *good;
         bad.device_type = ATTN_DEVICE_CUDA;
-        expect_refused(&u, c, names[i]);
-        c->operands[needed[i]] = good;
+        expect_refused(u, names[i]);
+        f->operands[needed[i]] = good;
     }
     for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++) {
-        const attn_scale *good = c->scales[role];
+        const attn_scale *good = f->scale_pointers[role];
         attn_scale bad = *good;
-        c->scales[role] = NULL;
-        expect_refused(&u, c, "scale of");
-        c->scales[role] = &bad;
+        f->scale_pointers[role] = NULL;
+        expect_refused(u, "scale of");
+        f->scale_pointers[role] = &bad;
         bad.granularity = 3 - bad.granularity;
-        expect_refused(&u, c, "scale of");
+        expect_refused(u, "scale of");
         bad = *good;
         bad.count++;
-        expect_refused(&u, c, "scale of");
-        c->scales[role] = good;
+        expect_refused(u, "scale of");
+        f->scale_pointers[role] = good;
     }
-    int64_t slot = c->out_cache_loc[c->q_indptr[0]];
-    c->out_cache_loc[c->q_indptr[0]] = (int64_t)c->num_pages * c->problem.page_size;
-    expect_refused(&u, c, "out_cache_loc");
-    c->out_cache_loc[c->q_indptr[0]] = slot;
-    int32_t *index =
-        &c->req_to_token[c->requests[0] * c->kv.req_to_token_stride + c->prefix[0] - 1];
-    *index = 0x7ffffff0;
-    expect_refused(&u, c, "slot 2147483632");
+    int64_t slot = f->out_cache_loc[0];
+    f->out_cache_loc[0] = FIXTURE_PAGES * f->problem.page_size;
+    expect_refused(u, "out_cache_loc");
+    f->out_cache_loc[0] = slot;
+    f->req_to_token[f->requests[0]][f->prefix_lens[0] - 1] = 0x7ffffff0;
+    expect_refused(u, "slot 2147483632");
     ck_assert_int_eq(
-        type->ops->forward_decode(u.metadata, c->layer.layer_id, &c->args, NULL, &error),
+        type->ops->forward_decode(u->metadata, f->layer.layer_id, &f->args, NULL, &error.base),
         ATTN_BAD_STATE);
-    c->layer.layer_id++;
-    expect_refused(&u, c, "layer_id");
-    setup_destroy(&u);
-    case_destroy(c);
+    f->layer.layer_id++;
+    expect_refused(u, "layer_id");
+    setup_destroy(u);
 }
 
-static void expect_unplanned(setup *u, attn_case *c, const char *word)
+static void expect_unplanned(setup *u, const char *word)
 {
-    ck_assert_msg(type->ops->init_forward_metadata(u->metadata, &c->batch, NULL, &error) ==
-                      ATTN_INVALID_ARGUMENT,
-                  "planned in spite of %s", word);
-    ck_assert_msg(strstr(message, word), "\"%s\" does not name %s", message, word);
-    ck_assert_int_eq(forward(u, c), ATTN_BAD_STATE);
+    ck_assert_msg(plan(u) == ATTN_INVALID_ARGUMENT, "planned in spite of %s", word);
+    expect_named(word);
+    ck_assert_int_eq(forward(u), ATTN_BAD_STATE);
 }
 
 /* Rows of a table that are one entry too short for the longest sequence, then just long enough. */
 TEST_OF(refused, tables_with_short_rows)
 {
-    attn_case *c = plain_case();
-    setup u = setup_create(c);
-    int32_t longest = 0, page = c->problem.page_size;
-    for (int32_t s = 0; s < c->batch.num_seqs; s++)
-        longest = c->kv_lens[s] > longest ? c->kv_lens[s] : longest;
-    c->kv.req_to_token_stride = longest - 1;
-    expect_unplanned(&u, c, "req_to_token_stride");
-    c->kv.req_to_token_stride = longest;
-    ck_assert_int_eq(type->ops->init_forward_metadata(u.metadata, &c->batch, NULL, &error),
-                     ATTN_OK);
-    c->kv.index_forms = ATTN_INDEX_BLOCK_TABLE;
-    c->kv.block_table = c->kv.req_to_token; /* which planning does not read */
-    c->kv.block_table_stride = (longest + page - 1) / page - 1;
-    expect_unplanned(&u, c, "block_table_stride");
-    c->kv.block_table_stride++;
-    ck_assert_int_eq(type->ops->init_forward_metadata(u.metadata, &c->batch, NULL, &error),
-                     ATTN_OK);
-    c->kv.index_forms = 0;
-    expect_unplanned(&u, c, "index_forms");
-    setup_destroy(&u);
-    case_destroy(c);
+    setup *u = setup_create();
+    attn_kv_batch *kv = &u->f.kv;
+    const int32_t longest = u->f.kv_lens[0], page = u->f.problem.page_size;
+    kv->req_to_token_stride = longest - 1;
+    expect_unplanned(u, "req_to_token_stride");
+    kv->req_to_token_stride = longest;
+    ck_assert_int_eq(plan(u), ATTN_OK);
+    kv->index_forms = ATTN_INDEX_BLOCK_TABLE;
+    kv->block_table_stride = (longest + page - 1) / page - 1;
+    expect_unplanned(u, "block_table_stride");
+    kv->block_table_stride++;
+    ck_assert_int_eq(plan(u), ATTN_OK);
+    kv->index_forms = 0;
+    expect_unplanned(u, "index_forms");
+    setup_destroy(u);
 }
 
 TEST_OF(refused, one_form_of_indices_is_asked_for)
 {
-    attn_case *c = plain_case();
-    attn_instance *instance = NULL;
-    ck_assert_int_eq(type->create(type, &c->problem, 1, NULL, &services, &instance, &error),
-                     ATTN_OK);
-    ck_assert_uint_eq(type->ops->index_forms(instance), ATTN_INDEX_BLOCK_TABLE);
-    type->ops->destroy(instance);
-    case_destroy(c);
+    setup *u = case_create();
+    ck_assert_int_eq(
+        type->create(type, &u->f.problem, 1, NULL, &services, &u->instance, &error.base), ATTN_OK);
+    ck_assert_uint_eq(type->ops->index_forms(u->instance), ATTN_INDEX_BLOCK_TABLE);
+    type->ops->destroy(u->instance);
+    case_destroy(u);
+}
+
+static attn_status ask(const setup *u)
+{
+    attn_verdict verdict = {.struct_size = sizeof verdict};
+    attn_status status = type->query(type, NULL, NULL, &u->f.problem, &verdict, &error.base);
+    ck_assert_int_eq(verdict.supported, status == ATTN_OK);
+    return status;
 }
 
 TEST_OF(refused, cross_attention_without_a_position)
 {
-    attn_case *c = plain_case();
-    attn_verdict verdict = {.struct_size = sizeof verdict};
-    c->group.attn_type = ATTN_TYPE_CROSS;
-    c->group.flags = 0;
-    c->group.window_left = c->group.window_right = -1;
-    c->group.attention_chunk = 0;
-    ck_assert_int_eq(type->query(type, NULL, NULL, &c->problem, &verdict, &error), ATTN_OK);
-    ck_assert_uint_eq(verdict.supported, 1);
-    c->group.window_right = 0;
-    ck_assert_int_eq(type->query(type, NULL, NULL, &c->problem, &verdict, &error),
-                     ATTN_INVALID_ARGUMENT);
-    c->group.window_right = -1;
-    c->group.flags = ATTN_GROUP_HAS_ALIBI;
-    ck_assert_int_eq(type->query(type, NULL, NULL, &c->problem, &verdict, &error),
-                     ATTN_INVALID_ARGUMENT);
-    case_destroy(c);
+    setup *u = case_create();
+    attn_layer_group *group = &u->f.group;
+    group->attn_type = ATTN_TYPE_CROSS;
+    group->flags = 0;
+    group->window_right = -1;
+    ck_assert_int_eq(ask(u), ATTN_OK);
+    group->window_right = 0;
+    ck_assert_int_eq(ask(u), ATTN_INVALID_ARGUMENT);
+    group->window_right = -1;
+    group->flags = ATTN_GROUP_HAS_ALIBI;
+    ck_assert_int_eq(ask(u), ATTN_INVALID_ARGUMENT);
+    case_destroy(u);
 }
 
 GROUP(refused, .set_up_once = open_plugin);
