@@ -25,10 +25,6 @@ check()
     case $plugin in
     zoo) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" "$@" ;;
     wrap) set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=good "$@" ;;
-    linear)
-        set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=cpu_linear \
-            --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_linear.so" "$@"
-        ;;
     mla)
         set -- "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" --backend "$fault" --option child=cpu_native \
             --with "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so" "$@"
