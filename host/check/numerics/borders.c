@@ -73,6 +73,9 @@ static void run_at(const struct line *line, int32_t value)
     }
     if (at.kind->accepts(&at))
         kind_run(&at);
+    at.at.spec.out_dtype = ATTN_FP8_E4M3; /* a row that is rounded has a place of its own */
+    if (at.at.grid && run->code == CHECK_PASS && at.kind->accepts(&at))
+        kind_run(&at);
 }
 
 /* What is beyond a border is refused by create. */

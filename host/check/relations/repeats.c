@@ -84,7 +84,8 @@ static void run_layer_groups(struct check_run *run)
     finish(&r);
 }
 
-enum { MOST_LAYERS = 80, MOST_GROUPS = 64 };
+/* So many layers of a group, so many groups that every backend takes, and more than most do. */
+enum { MOST_LAYERS = 80, MANY_GROUPS = 64, MOST_GROUPS = 160 };
 
 /* Each with a problem of its own. */
 struct many {
@@ -124,6 +125,23 @@ static void pose_many(const struct repeats *r, const attn_problem *other, int32_
     }
 }
 
+/* Right, or refused. */
+static void judge_most(struct repeats *r, const attn_problem *problems)
+{
+    const struct case_backend backend = numerics_backend(r->k.run->subject, r->k.at.options);
+    const struct case_setup setup = {
+        .kind = ATTN_METADATA_EAGER, .problems = problems, .num_problems = MOST_GROUPS};
+    host_error error;
+    host_error_init(&error);
+    case_session_destroy(r->k.session);
+    r->k.session = NULL;
+    attn_status status = case_session_create(&backend, r->k.c, &setup, &r->k.session, &error.base);
+    if (status == ATTN_OK)
+        kind_judge(&r->k);
+    else if (status != ATTN_UNSUPPORTED && status != ATTN_CHILD_FAILED)
+        kind_report(&r->k, status, host_error_text(&error));
+}
+
 /* Two groups of many layers, then many groups, the one that is called first, last or among them. */
 static void run_many_layers(struct check_run *run)
 {
@@ -134,10 +152,12 @@ static void run_many_layers(struct check_run *run)
     if (kind_open(&r.k, run) && r.k.kind->beside(&r.k, &other)) {
         pose_many(&r, &other.problem, 2, MOST_LAYERS, run->index % 2, many);
         bool good = judge_among(&r, many->problems, 2);
-        pose_many(&r, &other.problem, MOST_GROUPS, 1, (MOST_GROUPS - 1) * (run->index % 3) / 2,
+        pose_many(&r, &other.problem, MANY_GROUPS, 1, (MANY_GROUPS - 1) * (run->index % 3) / 2,
                   many);
+        good = good && judge_among(&r, many->problems, MANY_GROUPS);
+        pose_many(&r, &other.problem, MOST_GROUPS, 1, run->index, many);
         if (good)
-            judge_among(&r, many->problems, MOST_GROUPS);
+            judge_most(&r, many->problems);
     }
     finish(&r);
     free(many);

@@ -694,7 +694,7 @@ static attn_status pretend(attn_metadata *metadata, int32_t group, int32_t layer
     int32_t class =
         stand_class(batch->mode == ATTN_MODE_DECODE, batch->num_seqs, batch->max_kv_len);
     bool slow = leaf->slow_classes >> class & 1u;
-    const struct timespec late = {.tv_nsec = slow ? STAND_SLOW_NS : STAND_FAST_NS};
+    const struct timespec late = {.tv_nsec = slow ? leaf->slow_ns : STAND_FAST_NS};
     const bool spoils =
         leaf->wrong && leaf->wrong_group == group && leaf->wrong_classes >> class & 1u;
     struct spoilt spoilt;

@@ -68,8 +68,8 @@ static bool make_wrong(struct stand_scene *scene, struct stand_leaf *leaf)
     return true;
 }
 
-/* Four candidates: the first and the last are slow, the others are so in turns. The first or the
- * last is wrong, and then the fastest of all. */
+/* Four candidates: the first is the slowest, the last is slow, the others are so in turns. The
+ * first or the last is wrong, and then the fastest of all. */
 static void set_candidates(struct stand_scene *scene)
 {
     const struct stand_node *root = &scene->nodes[0];
@@ -79,6 +79,7 @@ static void set_candidates(struct stand_scene *scene)
         struct stand_leaf *leaf = &scene->leaves[root->child[c]];
         if (c == wrong && make_wrong(scene, leaf))
             scene->first_left = wrong == 0;
+        leaf->slow_ns = c == 0 ? 2 * STAND_SLOW_NS : STAND_SLOW_NS;
         for (int k = 0; k < STAND_CLASSES; k++)
             leaf->slow_classes |= (uint32_t)(root->choice[k] != c) << k;
     }

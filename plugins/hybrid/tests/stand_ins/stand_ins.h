@@ -174,7 +174,8 @@ struct stand_leaf {
     const void *extension;  /* of STAND_EXTENSION; NULL = it has none */
     bool refuses;           /* its query, with STAND_WORDS */
     enum stand_call fails;  /* with STAND_WORDS */
-    uint32_t slow_classes;  /* of batches, as stand_class() counts them */
+    uint32_t slow_classes;  /* of batches, as stand_class() counts them, */
+    long slow_ns;           /* so slow */
     uint32_t wrong_classes; /* those that it computes wrong, */
     int32_t wrong_group;    /* of this group's layers, */
     enum stand_wrong wrong; /* in this way. Not 0: it is the fastest of all in all else */
