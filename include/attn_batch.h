@@ -180,9 +180,10 @@ typedef struct attn_sparse_batch {
  *   - no sequence has more than max_q_len rows of q, or more than max_kv_len keys
  *   - sequences of a MIXED batch that decode have decode_q_len rows of q
  *   - seq_lens[s] is prefix_lens[s] and the rows of q (X)
+ *   - positions are not negative
  *   - no slot of a state group is written twice, or written for one sequence and read for another
  *
- * Padding sequences are exempt from the last four. The host does not check arrays that are only on
+ * Padding sequences are exempt from the last five. The host does not check arrays that are only on
  * the device, nor the contents of index arrays. */
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
@@ -192,21 +193,21 @@ typedef struct attn_sparse_batch {
  * Query t of request s is row q_indptr[s] + t and sits at absolute position i = prefix_lens[s] + t;
  * in DECODE it is row s at position seq_lens[s] - 1. Key j sits at position j. With `positions`
  * (only with a custom mask) a new key j >= prefix_len and its query sit at
- * positions[q_indptr[s]+j-prefix_len]; this affects only window, chunk and ALiBi. The sequences of
- * a MIXED batch that decode are its last ones (first_decode_seq = num_seqs - num_decode_seqs) or,
- * where the bounds have ATTN_USES_DECODES_FIRST, its first ones (0). Each has decode_q_len queries:
- * 1, or where the bounds have ATTN_USES_DECODE_DRAFTS, 1 + k with k draft tokens. The other
- * sequences extend, with any number of queries. A MIXED batch whose q_indptr does not start at 0,
- * or ends before row T, must also have the host array: a backend that splits the batch needs the
- * place of its rows.
+ * positions[q_indptr[s]+j-prefix_len]; this affects only window, chunk and ALiBi. Positions are 0 or
+ * more; outputs of a sequence with a negative one are undefined. The sequences of a MIXED batch that
+ * decode are its last ones (first_decode_seq = num_seqs - num_decode_seqs) or, where the bounds have
+ * ATTN_USES_DECODES_FIRST, its first ones (0). Each has decode_q_len queries: 1, or where the bounds
+ * have ATTN_USES_DECODE_DRAFTS, 1 + k with k draft tokens. The other sequences extend, with any
+ * number of queries. A MIXED batch whose q_indptr does not start at 0, or ends before row T, must
+ * also have the host array: a backend that splits the batch needs the place of its rows.
  *
  * Sequences and rows beyond num_real_* are padding. A padding sequence has any request row and any
  * pages of the cache whose keys are finite, seq_len = the backend's fill value
  * (graph_seq_len_fill), prefix_len 0, out_cache_loc -1 or slots that hold no key of the engine,
- * state slots 0, and zero q, k, v. If all sequences of a batch have the same number of queries,
- * padding has that number too, and at least that seq_len. Rows from q_indptr[S] to q_indptr[0] + T
- * belong to no sequence and are padding too. The output of padding is finite; padding changes
- * nothing else. */
+ * state slots 0, and zero q, k, v; its rows of given SPARSE_INDICES and SPARSE_COUNT hold anything,
+ * and no backend reads them. If all sequences of a batch have the same number of queries, padding
+ * has that number too, and at least that seq_len. Rows from q_indptr[S] to q_indptr[0] + T belong to
+ * no sequence and are padding too. The output of padding is finite; padding changes nothing else. */
 typedef struct attn_batch {
     uint32_t struct_size;
     uint32_t mode;                         /* ATTN_MODE_* */

@@ -330,6 +330,21 @@ static attn_status check_lens(const attn_batch *batch, attn_error *error)
     return ATTN_OK;
 }
 
+/* Explicit positions of new tokens. */
+static attn_status check_positions(const attn_batch *batch, attn_error *error)
+{
+    const int32_t *positions = batch->positions.host, *rows = batch->q_indptr.host;
+    char field[64];
+    if (!positions || !rows || batch->mode == ATTN_MODE_DECODE)
+        return ATTN_OK;
+    for (int32_t row = rows[0]; row < rows[batch->num_real_seqs]; row++)
+        if (positions[row] < 0) {
+            snprintf(field, sizeof field, "positions[%d]", row);
+            return fail_batch(error, field, positions[row], "at least ", 0);
+        }
+    return ATTN_OK;
+}
+
 /* Keys of each sequence in a KV group. */
 static attn_status check_kv_lens(const attn_batch *batch, const attn_kv_batch *kv,
                                  attn_error *error)
@@ -599,6 +614,8 @@ static attn_status check_contents(const attnhost_backend *backend, struct embed_
         status = check_sparse(backend, batch, error);
     if (status == ATTN_OK)
         status = check_lens(batch, error);
+    if (status == ATTN_OK)
+        status = check_positions(batch, error);
     for (uint32_t g = 0; g < backend->num_kv_groups && status == ATTN_OK; g++)
         status = check_kv_group(backend, backend->kv_groups[g], batch, error);
     for (uint32_t g = 0; g < backend->num_state_groups && status == ATTN_OK; g++)

@@ -691,3 +691,11 @@ const float *forward_case_lse(const struct forward_case *c, int32_t s, int32_t t
     return (const float *)(const void *)case_vector(c, c->actual, PART_LSE,
                                                     c->lengths.first_row[s] + t, head, 0);
 }
+
+const float *forward_case_logits(const struct forward_case *c, int32_t s, int32_t t)
+{
+    if (!case_has_indexer(&c->spec) || !case_has_logits(c))
+        return NULL;
+    return (const float *)(const void *)case_vector(c, c->actual, PART_INDEX_LOGITS,
+                                                    c->lengths.first_row[s] + t, 0, 0);
+}

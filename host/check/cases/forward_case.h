@@ -293,6 +293,8 @@ const reference_report *forward_case_report(const struct forward_case *c);
 /* The output vector and the LSE (NULL = not wanted) that the last run left for a query. */
 const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head);
 const float *forward_case_lse(const struct forward_case *c, int32_t s, int32_t t, int32_t head);
+/* Likewise its logits, one for each key of its sequence. */
+const float *forward_case_logits(const struct forward_case *c, int32_t s, int32_t t);
 
 /* How a case is judged as a whole. */
 struct case_run {

@@ -439,6 +439,12 @@ static void fill_blocks(const struct filling *f, int32_t s, int32_t t, uint8_t *
     }
 }
 
+/* What a sequence's list is drawn by: of a variant as in the base. */
+static uint64_t list_of(const struct filling *f, int32_t s)
+{
+    return (uint64_t)(s < f->l->num_real_seqs ? case_tokens_of(f->c, s) : s);
+}
+
 static void fill_mask(const struct filling *f)
 {
     const struct case_lengths *l = f->l;
@@ -452,7 +458,7 @@ static void fill_mask(const struct filling *f)
         bool is_list = case_has_lists(&f->c->spec);
         int32_t most = is_list ? f->c->spec.top_k : INT32_MAX;
         uint64_t seed = is_list ? f->c->seed : f->c->batch_seed;
-        uint64_t stream = case_stream(seed, DRAW_MASK, (uint64_t)s, 0, 0);
+        uint64_t stream = case_stream(seed, DRAW_MASK, is_list ? list_of(f, s) : (uint64_t)s, 0, 0);
         for (int64_t t = 0; t < l->q_len[s]; t++) {
             int32_t count = 0;
             if (case_has_blocks(&f->c->spec)) {
@@ -504,7 +510,7 @@ static void choose(const struct filling *f, bool second, int32_t s, int32_t t)
     int32_t top_k = f->c->spec.top_k, left = 0, count = 0;
     int64_t row = l->first_row[s] + t, first = indptr[s] * 8 + (int64_t)t * l->kv_len[s];
     int32_t *slots = chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row, 0);
-    uint64_t stream = case_stream(f->c->seed, DRAW_CHOSEN, 1, (uint64_t)s, (uint64_t)t);
+    uint64_t stream = case_stream(f->c->seed, DRAW_CHOSEN, 1, list_of(f, s), (uint64_t)t);
     for (int32_t j = 0; j < l->kv_len[s]; j++)
         left += has_bit(bits, first + j);
     for (int32_t j = l->kv_len[s] - 1; j >= 0; j--) {
@@ -572,7 +578,7 @@ static void choose_bits_again(const struct filling *f)
         again[i] = bits[i] & (uint8_t)draw_at(stream, i, 256);
 }
 
-/* Rows of padding choose nothing. */
+/* Lists of rows of padding are not read: they hold what no list may. */
 static void fill_chosen(const struct filling *f, bool second)
 {
     struct forward_case *c = f->c;
@@ -582,8 +588,8 @@ static void fill_chosen(const struct filling *f, bool second)
     for (int64_t row = 0; row < rows; row++) {
         for (int32_t h = 0; h < heads; h++)
             fill_ints(chosen_row(f, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES, row, h), 0,
-                      c->spec.top_k, -1);
-        *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row, 0) = 0;
+                      c->spec.top_k, CASE_UNUSED_INDEX);
+        *chosen_row(f, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT, row, 0) = CASE_UNUSED_INDEX;
     }
     if (second)
         choose_bits_again(f);

@@ -413,6 +413,9 @@ bool case_is_infinite(const struct forward_case *c, int32_t s);
 /* The key of the sequence that has a NaN (seen_nan); -1 = none. */
 int32_t case_nan_key(const struct forward_case *c, int32_t s);
 
+/* The sequence of the base whose tokens are those of sequence s. */
+int32_t case_tokens_of(const struct forward_case *c, int32_t s);
+
 /* The token of query t and key j: index of a row of tokens. */
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t);
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j);

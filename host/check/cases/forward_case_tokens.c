@@ -58,8 +58,7 @@ static float value_size(const struct forward_case *c)
 
 /* ---- Which tokens ---------------------------------------------------------------------------- */
 
-/* The sequence of the base whose tokens are those of sequence s. */
-static int32_t tokens_of(const struct forward_case *c, int32_t s)
+int32_t case_tokens_of(const struct forward_case *c, int32_t s)
 {
     bool repeats = c->spec.num_sequences > FORWARD_CASE_MAX_SEQS;
     return repeats ? s : c->spec.sequences[s].tokens_of;
@@ -68,7 +67,7 @@ static int32_t tokens_of(const struct forward_case *c, int32_t s)
 int64_t case_query_token(const struct forward_case *c, int32_t s, int32_t t)
 {
     const struct case_sequence *sequence = case_sequence_at(&c->spec, s);
-    return c->tokens->first_q[tokens_of(c, s)] + sequence->first_query + t;
+    return c->tokens->first_q[case_tokens_of(c, s)] + sequence->first_query + t;
 }
 
 int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j)
@@ -76,7 +75,7 @@ int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j)
     while (j < case_sequence_at(&c->spec, s)->shared)
         s = case_sharer(&c->spec, s);
     const struct case_sequence *sequence = case_sequence_at(&c->spec, s);
-    return c->tokens->first_k[tokens_of(c, s)] + sequence->first_key + j;
+    return c->tokens->first_k[case_tokens_of(c, s)] + sequence->first_key + j;
 }
 
 static float *query_of(const struct forward_case *c, int32_t s, int32_t t, int32_t head)

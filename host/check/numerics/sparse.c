@@ -28,7 +28,7 @@ static void make_steps(struct case_spec *spec)
 }
 
 /* Rows of many keys, of about as many as are chosen, and of few. Of two cases that differ in one axis one has ties.
- * The bounds allow so many keys that there is no room for the logits of all rows at once. */
+ * The bounds allow so many keys that cpu_native has no room for the logits of all rows at once. */
 static void make_long(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][2] = {{8971, 4}, {2046, 4}, {5, 4}};
@@ -39,6 +39,18 @@ static void make_long(struct case_spec *spec, int32_t variant)
         is_packed ^ (spec->mode == ATTN_MODE_DECODE) ^ (spec->indexer.label_dtype == ATTN_FP8_E4M3);
     family_set_lengths(spec, 3, lengths);
     spec->max_kv_len = 1 << 20;
+}
+
+/* The bounds allow so many keys that the logits of eight rows are 256 MiB: more rows go in several waves, whose
+ * borders fall inside sequences. More rows than a GPU has multiprocessors, too, each of which chooses. */
+static void make_waves(struct case_spec *spec, int32_t variant)
+{
+    static const int32_t lengths[FORWARD_CASE_MAX_SEQS][2] = {{90, 3},  {70, 1}, {130, 6}, {80, 2},
+                                                              {100, 9}, {64, 1}, {75, 4},  {0, 0}};
+    family_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
+    spec->num_sequences = variant == 0 ? 12 : spec->mode == ATTN_MODE_DECODE ? 160 : 44;
+    if (variant == 0)
+        spec->max_kv_len = 1 << 23;
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
@@ -60,6 +72,11 @@ const struct check check_sparse[] = {
              LATENT_VARIED(make_long, 1, MLA_ABSORBED, BOTH_LAYOUTS,
                            BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
                            {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY)})),
+    KIND_ROW("MEAN-24", "sparse_waves", varied, CHECK_NEEDS_COMPUTE,
+             "an indexer has more rows than there is room for their logits, or multiprocessors",
+             LATENT_VARIED(make_waves, 2, MLA_ABSORBED, MLA_LATENT,
+                           BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
+                           {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY) | BIT(MODE_EXTEND)})),
     JUDGED_ROW("MEAN-24", sparse_steps, "logits, choice and attention may run in separate calls",
                LATENT_COMPLETED(make_steps, MLA_ABSORBED, BOTH_LAYOUTS,
                                 BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), {AXIS_MODE, ALL}, TWO_LABELS,

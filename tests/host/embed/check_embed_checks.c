@@ -195,7 +195,7 @@ TEST_OF(checks, bad_indptr)
 TEST_OF(checks, bad_lens)
 {
     static const int32_t long_lens[3] = {1, 10, 4}, beyond[3] = {1, 9, 101},
-                         negative[3] = {1, 9, -4};
+                         negative[3] = {1, 9, -4}, new_tokens[5] = {0, 1, -4, 2, 3};
     static const int32_t four_more[4] = {0, 0, 5, 5};
     attnhost_backend *backend = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
@@ -217,6 +217,12 @@ TEST_OF(checks, bad_lens)
                      HOST_ARRAYS(beyond, NULL, NULL));
     ASSERT_BAD_BATCH("batch.seq_lens[2] is -4", HOST_ARRAYS(negative, NULL, NULL));
     ASSERT_BAD_BATCH("kv_groups[].kv_lens[2] is 101", kv[1].kv_lens.host = beyond);
+    ASSERT_BAD_BATCH("positions[2] is -4; accepted: at least 0",
+                     (HOST_ARRAYS(NULL, NULL, indptr), batch.positions.host = new_tokens));
+    HOST_ARRAYS(NULL, NULL, indptr);
+    batch.positions.host = new_tokens;
+    batch.num_real_seqs = 1;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }
