@@ -96,12 +96,13 @@ static void set_kind_of_lengths(struct numbers *numbers, struct case_spec *spec)
         if (spec->attn_type == ATTN_TYPE_ENCODER_ONLY)
             sequence->prefix_len = 0;
         if (spec->attn_type == ATTN_TYPE_CROSS)
-            sequence->num_new_keys = one_in(numbers, 2) ? 0 : below(numbers, 40);
+            sequence->num_new_keys =
+                one_in(numbers, 2) ? 0 : below(numbers, one_in(numbers, 4) ? 300 : 40);
     }
 }
 
 /* No sequence at all, or none with a prefix, are cases of their own. */
-static void draw_lengths(struct numbers *numbers)
+static bool draw_lengths(struct numbers *numbers)
 {
     struct case_spec changed = *numbers->spec;
     int has_prefixes = !one_in(numbers, 4);
@@ -113,7 +114,7 @@ static void draw_lengths(struct numbers *numbers)
     set_kind_of_lengths(numbers, &changed);
     if (changed.padded > 0)
         changed.padded = changed.num_sequences + 1 + below(numbers, 5);
-    keep_if_accepted(numbers, &changed);
+    return keep_if_accepted(numbers, &changed);
 }
 
 static void draw_rows(struct numbers *numbers)
@@ -145,7 +146,9 @@ void numbers_draw_batch(const struct grid *grid, const attn_options *options, ui
     struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
     if (has_own_lengths(spec))
         return;
-    draw_lengths(&numbers);
+    /* Where few are accepted, as few cases are of these, more are tried. */
+    for (int left = spec->attn_type == ATTN_TYPE_DECODER ? 1 : 4; left > 0; left--)
+        left = draw_lengths(&numbers) ? 1 : left;
     draw_rows(&numbers);
     draw_padding(&numbers);
     if (spec->multi_item) {

@@ -152,6 +152,19 @@ TEST_OF(hits, requests_wait_for_a_prefix)
     }
 }
 
+/* In pages of 12 two requests that part after 33 tokens have 24 in whole pages, which are not worth a step. */
+TEST_OF(hits, a_prefix_in_few_pages_is_not_awaited)
+{
+    source.block_size = 11;
+    params.page_size = 12;
+    params.await_prefix = true;
+    add_to_source(50, 1, "abcd");
+    add_to_source(50, 1, "abce");
+    create();
+    schedule("extend 0:0+50 1:0+50");
+    expect_done();
+}
+
 /* The last piece of a prompt, too, is awaited, though the step has room for a row more. */
 TEST_OF(hits, a_prefix_in_pieces_is_awaited)
 {
