@@ -9,7 +9,6 @@
 #include "host/base/dtype.h"
 #include "host/reference/reference.h"
 #include "plugins/common/convert.h"
-#include "tests/tools/cpu_native_case.h"
 #include "tests/tools/test_main.h"
 
 #include <math.h>
@@ -27,14 +26,6 @@ static const attn_dtype dtypes[] = {[ELEMENT_F32] = ATTN_F32,
         if (!(condition))                                                                          \
             ck_abort_msg(__VA_ARGS__);                                                             \
     } while (0)
-
-static int number_of(attn_dtype dtype)
-{
-    for (int i = ELEMENT_F32; i <= ELEMENT_E5M2; i++)
-        if (dtypes[i] == dtype)
-            return i;
-    ck_abort_msg("a data type without a number");
-}
 
 /* ---- Elements -------------------------------------------------------------------------------- */
 
@@ -217,71 +208,6 @@ TEST_OF(save_kv, rows_go_to_their_slots)
         check_places(&c);
         save_case_finish(&c);
     }
-}
-
-static save_kv_side side_of(const case_tensor *from, case_tensor *to, const attn_scale *scale,
-                            int hnd)
-{
-    i64 in = attn_dtype_size(from->tensor.dtype), out = attn_dtype_size(to->tensor.dtype);
-    const int64_t *strides = to->tensor.strides;
-    return (save_kv_side){.from = (char *)from->tensor.data + from->tensor.byte_offset,
-                          .to = (char *)to->tensor.data + to->tensor.byte_offset,
-                          .from_row = from->tensor.strides[0] * in,
-                          .from_head = from->tensor.strides[1] * in,
-                          .to_page = strides[0] * out,
-                          .to_token = strides[hnd ? 2 : 1] * out,
-                          .to_head = strides[hnd ? 1 : 2] * out,
-                          .scales = scale ? scale->host : NULL,
-                          .scale_stride = scale && scale->granularity == ATTN_SCALE_PER_HEAD,
-                          .dim = (int)from->tensor.shape[2]};
-}
-
-/* A whole forward's rows, as the oracle says what the cache must hold. 0 = nothing is saved. */
-static int check_forward(uint64_t seed, int seen[2])
-{
-    case_wishes wishes = CASE_ANYTHING;
-    wishes.attn_type = ATTN_TYPE_DECODER;
-    attn_case *c = case_create(seed, &wishes);
-    if (!c->operands[ATTN_ROLE_K] || !(c->args.flags & ATTN_FORWARD_SAVE_KV)) {
-        case_destroy(c);
-        return 0;
-    }
-    int hnd = strcmp(c->problem.kv_layout, ATTN_LAYOUT_KV_HND) == 0;
-    char *copies[2] = {malloc(c->k_cache.bytes), malloc(c->v_cache.bytes)};
-    memcpy(copies[0], c->k_cache.memory, c->k_cache.bytes);
-    memcpy(copies[1], c->v_cache.memory, c->v_cache.bytes);
-    save_kv_call call = {
-        .k = side_of(&c->k, &c->k_cache, c->args.scales ? c->scales[ATTN_ROLE_K_CACHE] : NULL, hnd),
-        .v = side_of(&c->v, &c->v_cache, c->args.scales ? c->scales[ATTN_ROLE_V_CACHE] : NULL, hnd),
-        .slots = c->kv.out_cache_loc.device,
-        .page_size = c->kv.page_size,
-        .from_dtype = number_of(c->k.tensor.dtype),
-        .to_dtype = number_of(c->k_cache.tensor.dtype)};
-    const int32_t *indptr = c->kv.kv_new_indptr.device ? c->new_indptr : c->q_indptr;
-    int32_t first = indptr[0], end = indptr[c->batch.num_seqs];
-    if (c->batch.mode == ATTN_MODE_DECODE && !c->kv.kv_new_indptr.device) {
-        first = 0;
-        end = c->batch.num_seqs;
-    }
-    for (int32_t head = 0; head < c->group.num_kv_heads; head++)
-        save_kv_rows(&call, first, end, 1, head, 0, 1);
-    int64_t place[2];
-    ck_assert_int_eq(case_wrong_keys(c, copies[0], copies[1], place), 0);
-    seen[hnd]++;
-    free(copies[0]);
-    free(copies[1]);
-    case_destroy(c);
-    return 1;
-}
-
-TEST_OF(save_kv, forwards_are_saved_as_the_oracle_says)
-{
-    int checked = 0, seen[2] = {0, 0};
-    for (uint64_t seed = 1; seed <= 400; seed++)
-        checked += check_forward(seed, seen);
-    ck_assert_int_gt(checked, 100);
-    ck_assert_int_gt(seen[0], 30);
-    ck_assert_int_gt(seen[1], 30);
 }
 
 /* ---- Merging --------------------------------------------------------------------------------- */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * check_triton_like.c: triton_like on any machine: how keys are split, what query says, tiles that
- * fit, and, where NVRTC is, that every kernel compiles. What they compute is
- * device_triton_like.c's matter.
+ * fit, and, where NVRTC is, that every kernel compiles. What they compute is judged by
+ * `attnhost check` on a GPU.
  */
 #include "tests/tools/test_main.h"
 
