@@ -56,7 +56,7 @@ void check_nothing_left(void); /* every child, metadata and allocation is gone *
 
 /* A MIXED batch: sequences of 2, 1 and 4 queries, then two of one query. Each pointer of it leads
  * to its own array or to the same array as few others, so that a shift tells which it was. */
-enum { SEQS = 5, DECODES = 2, EXTENDS = 3, EXTEND_ROWS = 7, ROWS = 9, BASE = 3 };
+enum { SEQS = 5, DECODES = 2, ROWS = 9 };
 
 extern attn_kv_batch kv[3];
 extern attn_batch mixed;

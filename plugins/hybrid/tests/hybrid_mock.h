@@ -9,7 +9,7 @@
 
 #include "attn_plugin.h"
 
-enum { MOCK_PRE = 0, MOCK_DEC = 1, MOCK_CHILDREN = 2, MOCK_MAX_GROUPS = 4, MOCK_MAX_REASONS = 3 };
+enum { MOCK_PRE = 0, MOCK_DEC = 1, MOCK_CHILDREN = 2, MOCK_MAX_REASONS = 3 };
 
 /* What verdicts add to the bytes of each child: gaps before its regions. */
 enum { MOCK_GAPS = 2 * 4095 };
@@ -47,31 +47,20 @@ typedef struct mock_child {
     /* What it received. */
     int calls[MOCK_SLOTS];
     int queries, live, live_metadata;
-    attn_problem problem; /* the last asked about or created for */
-    attn_bounds bounds;   /* of that problem, or of the last metadata */
-    uint32_t num_problems;
+    attn_problem problem;  /* the last asked about or created for */
+    attn_bounds bounds;    /* of that problem, or of the last metadata */
     int32_t layer_ids[16]; /* of all problems of the last query or create */
     uint32_t num_layers;
-    uint32_t kind;
-    attn_memory memory;
-    attn_batch batch; /* and what hangs on it, as it was during the call */
-    attn_kv_batch kv[MOCK_MAX_GROUPS];
-    attn_mask mask;
-    attn_multi_item multi_item;
-    attn_state_batch state;
     attn_stream stream;
     int32_t layer_id;
     attn_forward_args args;
-    attn_tensor tensors[ATTN_ROLE_COUNT];
-    const attn_tensor *given[ATTN_ROLE_COUNT]; /* the pointers themselves */
 } mock_child;
 
 extern mock_child mock_children[MOCK_CHILDREN];
 extern attn_services mock_services;
 extern int mock_allocated;     /* blocks not yet released */
 extern int mock_allocate_left; /* allocations that succeed from now on; -1 = all */
-extern int mock_order[16];     /* MOCK_PRE and MOCK_DEC, as their forwards were called */
-extern int mock_ordered;
+extern int mock_ordered;       /* forwards of both */
 
 /* Both children willing, nothing recorded. */
 void mock_reset(void);
