@@ -58,6 +58,8 @@ uint32_t linear_ready_shared(const linear_dims *d)
 {
     if (CHUNK_BY_CHANNELS(linear_chunk_rule(d)))
         return CHUNK_CHANNELS_INVERSE_SHARED;
+    if (CHUNK_ONE_DECAY(linear_chunk_rule(d)))
+        return CHUNK_INVERSE_SHARED;
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_SHARED
                                           : CHUNK_READY_SHARED(linear_is_delta(d), d->width);
 }
@@ -136,7 +138,8 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     const uint64_t seqs = (uint64_t)bounds->max_seqs, heads = (uint64_t)d->v_heads;
     const int fused = linear_is_fused(d); /* without tiles */
     const int rule = linear_chunk_rule(d);
-    const uint64_t keys = fused ? 0 : (uint64_t)key_heads(d) * CHUNK_RULE_KEYS_BYTES(rule);
+    const uint64_t keys =
+        fused ? 0 : (uint64_t)key_heads(d) * (uint64_t)CHUNK_RULE_KEYS_BYTES(rule);
     const uint64_t values = fused ? 0 : heads * (uint64_t)CHUNK_VALUES_BYTES(panels, rule);
     const uint64_t rows = row_bytes(d);
     const uint64_t most = CHUNK_MOST((uint64_t)bounds->max_tokens, seqs, 1);
@@ -216,17 +219,45 @@ static int64_t ready_grid(const attn_metadata *metadata, const linear_dims *d,
     return CHUNK_BY_CHANNELS(linear_chunk_rule(d)) && blocks > most ? most : blocks;
 }
 
-/* Blocks of linear_states_*. CHUNK_IN_TURN: where sequences are not cut, a block has one part after the other, and
- * copies the next one's first chunks during the last ones of a part. */
-static int64_t states_grid(const attn_metadata *metadata, const linear_dims *d,
-                           const linear_chunks *chunks, int seqs)
+/* Are there sequences for all multiprocessors, and none that may be cut, for blocks of whole heads? */
+static int goes_wide(const attn_metadata *metadata, const linear_group *group,
+                     const linear_call *call)
 {
-    const int columns = CHUNK_PANEL * CHUNK_STATE_WARPS;
-    const int64_t blocks = (int64_t)most_segments(d, chunks->room, seqs) * d->v_heads *
-                           ((d->v_dim + columns - 1) / columns);
+    const cuda_extent e = cuda_plan_extent(&metadata->plan);
+    return group->wide && call->chunks.room == 0 && !call->operands.z &&
+           e.tokens / e.q_len * group->dims.v_heads >= WIDE_BLOCKS;
+}
+
+static uint32_t states_threads(const linear_group *group)
+{
+    return group->ready ? CHUNK_STATE_THREADS : FUSED_THREADS;
+}
+
+static uint32_t states_shared(const linear_group *group)
+{
+    const int rule = linear_chunk_rule(&group->dims);
+    return group->ready ? (uint32_t)CHUNK_STATES_SHARED(rule) : (uint32_t)FUSED_SHARED;
+}
+
+/* The last launch of a window: states and outputs. CHUNK_IN_TURN: where sequences are not cut, a block has
+ * one part after the other, and copies the next one's first chunks during the last ones of a part. */
+static cuda_launch states_launch(const attn_metadata *metadata, const linear_group *group,
+                                 const linear_call *call)
+{
+    const linear_dims *d = &group->dims;
+    const int wide = goes_wide(metadata, group, call), room = call->chunks.room;
+    const int columns = wide ? CHUNK_MAX_KEYS : CHUNK_PANEL * CHUNK_STATE_WARPS;
+    const int seqs = (int)cuda_plan_extent(&metadata->plan).seqs;
     const int64_t most = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
-    return CHUNK_IN_TURN(linear_chunk_rule(d)) && chunks->room == 0 && blocks > most ? most
-                                                                                     : blocks;
+    int64_t blocks =
+        (int64_t)most_segments(d, room, seqs) * d->v_heads * ((d->v_dim + columns - 1) / columns);
+    if (!wide && CHUNK_IN_TURN(linear_chunk_rule(d)) && room == 0 && blocks > most)
+        blocks = most;
+    return (cuda_launch){.function = wide ? group->wide : group->states,
+                         .name = wide ? "linear_wide" : "linear_states",
+                         .grid = {blocks, 1, 1},
+                         .block = {states_threads(group)},
+                         .shared = wide ? WIDE_SHARED : states_shared(group)};
 }
 
 /* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
@@ -313,8 +344,8 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     linear_chunks *chunks = &call->chunks;
     const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
     chunks->together = find_together(d, at_once);
-    const int rule = linear_chunk_rule(d);
     linear_call after = after_convolution(call);
+    after.chunks.raw = goes_wide(metadata, group, call);
     int first = 0;
     linear_maps maps;
     attn_status status = group->ready ? ATTN_OK : make_maps(metadata, &after, &maps, error);
@@ -330,20 +361,13 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                .grid = {ready_grid(metadata, d, chunks, at_once), 1, 1},
                                .block = {(uint32_t)ready_threads(d)},
                                .shared = linear_ready_shared(d)};
-    const uint32_t shared =
-        group->ready ? (uint32_t)CHUNK_STATES_SHARED(rule) : (uint32_t)FUSED_SHARED;
-    const uint32_t threads = group->ready ? CHUNK_STATE_THREADS : FUSED_THREADS;
-    const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, rule);
+    const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, linear_chunk_rule(d));
     const cuda_launch segments = {.function = group->segments,
                                   .name = "linear_segments",
                                   .grid = {(int64_t)chunks->room * d->v_heads * parts, 1, 1},
-                                  .block = {threads},
-                                  .shared = shared};
-    const cuda_launch states = {.function = group->states,
-                                .name = "linear_states",
-                                .grid = {states_grid(metadata, d, chunks, (int)e.seqs), 1, 1},
-                                .block = {threads},
-                                .shared = shared};
+                                  .block = {states_threads(group)},
+                                  .shared = states_shared(group)};
+    const cuda_launch states = states_launch(metadata, group, call);
     status = cuda_launch_run(cuda, &list, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
         if (chunks->rows)

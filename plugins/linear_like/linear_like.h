@@ -44,7 +44,8 @@ enum {
     MODULE_CHANNELS = 6,
     MODULE_STATES = 7,
     MODULE_FUSED = 8,
-    MODULE_COUNT = 9
+    MODULE_WIDE = 9,
+    MODULE_COUNT = 10
 };
 
 typedef struct linear_group {
@@ -68,6 +69,7 @@ typedef struct linear_group {
     cuda_function ready;
     cuda_function segments;
     cuda_function states;
+    cuda_function wide; /* the same for 128 values a block, where sequences are many; NULL: none */
     uint32_t num_layers;
     int32_t *layers; /* ids */
 } linear_group;

@@ -126,7 +126,7 @@ static void make_filling(struct linear_spec *spec, int32_t index)
     spec->most_kept = spec->snapshots ? 2 * FILLING_SEQUENCES : 0;
     spec->z = false;
     spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : 4;
-    spec->v_heads = 4;
+    spec->v_heads = spec->family == ATTN_LINEAR_GDN ? 8 : 4;
 }
 
 /* Single rows of layers as models have them, for which a backend may have kernels of their own: bf16, heads
@@ -256,10 +256,11 @@ const struct check check_size_linear[] = {
                "sequences of 300 to 4230 rows in bf16, with head dimensions of 64 to 128, follow "
                "their recurrence, with and without a convolution",
                LINEAR_CASES(make_chunked, CHUNKED)),
-    JUDGED_ROW("MEAN-18", linear_filling,
-               "24 sequences of 1 to 150 rows in bf16, with four heads of 64 to 128, follow their "
-               "recurrence, with and without a convolution",
-               LINEAR_CASES(make_filling, 2)),
+    JUDGED_ROW(
+        "MEAN-18", linear_filling,
+        "24 sequences of 1 to 150 rows in bf16, with four or eight heads of 64 to 128, follow "
+        "their recurrence, with and without a convolution",
+        LINEAR_CASES(make_filling, 2)),
     JUDGED_ROW("MEAN-18", linear_single_rows,
                "single rows in bf16, with a head_k_dim of 128, follow their recurrence, with and "
                "without a convolution",

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * chunk_inverse.cuh: what chunk_states.cuh needs of each chunk of GDN with a norm: tiles of q and k,
- * decayed products of these, and (I + A)^-1 beta, which takes the place of w and u.
+ * decayed products of these, and (I + A)^-1 beta, which takes the place of w and u. Of the last two the
+ * blocks of 16 x 16 on and below the diagonal are written.
  *
  * Without a convolution rows come as they are, bf16: products of warpgroups find q k' and k k' once
  * for all v heads of a k head, and rows' lengths. After a convolution tiles of normalised rows are in
@@ -11,6 +12,7 @@
 #define LINEAR_LIKE_CHUNK_INVERSE_CUH
 
 #include "plugins/linear_like/kernels/chunk_ready.cuh"
+#include "plugins/linear_like/kernels/tile_rows.cuh"
 
 /* Powers of two that bring rows near 1, twice as bf16 in a word; times / these are rows' lengths. */
 struct inverse_memory : ready_memory {
@@ -19,13 +21,15 @@ struct inverse_memory : ready_memory {
     __device__ __forceinline__ explicit inverse_memory(char *from)
         : ready_memory(from), q_up((u32 *)v_times), k_up((u32 *)own)
     {
+        staging = k + CHUNK_TILE / 2;
+        system = q;
     }
 
     /* Of two heads at a time, where q and k were: the system, and a warp's block on its diagonal, in
      * fp32. */
     __device__ __forceinline__ char *half(int number) const
     {
-        return number ? q : system;
+        return system + number * CHUNK_PRODUCTS;
     }
 
     __device__ __forceinline__ float *block(int warp, int number) const
@@ -36,22 +40,12 @@ struct inverse_memory : ready_memory {
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* A chunk's rows of q or k, by sixteen lanes each of four warps, as the batch has them; 0 where there are
- * none. */
+/* A chunk's rows of q or k as the batch has them. */
 DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int first, char *tile)
 {
-    const int place = threadIdx.x % 16, row = threadIdx.x % CHUNK_READY_THREADS / 16;
     const i64 apart = call.operands.mixed_row;
-    const char *from = call.operands.mixed +
-                       (i64)(chunk.sequence.first_row + chunk.t + row) * apart +
-                       (first + place * 8) * 2;
-    const unsigned to = shared_address(tile) + tile_offset(row, place);
-    const int rows = place * 8 < call.dims.k_dim ? chunk.rows - row : 0;
-#pragma unroll
-    for (int r = 0; r < 8; r++)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + r * 1024),
-                     "l"(from + 8 * r * apart), "r"(8 * r < rows ? 16 : 0)
-                     : "memory");
+    fetch_tile(call.operands.mixed + (i64)(chunk.sequence.first_row + chunk.t) * apart + first * 2,
+               apart, chunk.rows, call.dims.k_dim, tile);
 }
 
 /* Both tiles of a head, as the convolution has written them. */
@@ -99,14 +93,6 @@ DEVICE void write_ones(const inverse_memory &m)
         return;
     m.q_times[threadIdx.x] = m.k_times[threadIdx.x] = 1;
     m.q_up[threadIdx.x] = m.k_up[threadIdx.x] = one;
-}
-
-/* Two elements of bf16 times a power of two, as fp16. */
-DEVICE u32 convert_two(u32 x, u32 up)
-{
-    u32 y;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(up));
-    return pack_half(bits_f32(y << 16), bits_f32(y & 0xffff0000));
 }
 
 DEVICE void convert_tiles(const inverse_memory &m, char *to)
@@ -211,7 +197,6 @@ DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const in
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         u32 packed[4] = {0, 0, 0, 0};
-        const int offset = tile_offset(lane % 16, 2 * pair + lane / 16);
         if (pair <= warp) {
             float p[2][4], a[2][4];
 #pragma unroll
@@ -230,7 +215,7 @@ DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const in
             }
             if (pair < warp) {
                 pack_products(a, packed);
-                store_matrices(system + offset, packed);
+                store_matrices(system + tile_offset(lane % 16, 2 * pair + lane / 16), packed);
             } else
 #pragma unroll
                 for (int e = 0; e < 4; e++)
@@ -238,9 +223,16 @@ DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const in
                         make_float2(a[e / 2][e % 2 * 2], a[e / 2][e % 2 * 2 + 1]);
             pack_products(p, packed);
         }
-        store_matrices(shared_address(staging) + offset, packed);
+        store_matrices(shared_address(staging) + pair * 512 + panel_offset(lane % 16, lane / 16),
+                       packed);
     }
-    copy_staged(staging, to + warp * CHUNK_STAGE, lane);
+    __syncwarp();
+#pragma unroll
+    for (int pair = 0; pair < 4; pair++)
+        if (pair <= warp)
+            *(uint4 *)(to + triangle_block(warp, pair) + lane * 16) =
+                *(const uint4 *)(staging + pair * 512 + lane * 16);
+    __syncwarp();
 }
 
 /* A warp's blocks on the diagonals, of which there is what is left of the unit matrix, are inverted
@@ -282,14 +274,14 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
 {
     const int r = threadIdx.x;
     const float end = g.sum[63], end_rest = g.rest[63], scale = d.sm_scale / PRODUCTS_ROOM;
-    float most = 0;
+    float most = bits_f32(m.k_up[r % CHUNK_ROWS]);
     if (v_times && r >= CHUNK_ROWS) {
         most = fmaxf(v_times[r - CHUNK_ROWS], v_times[r - CHUNK_ROWS ^ 32]);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2)
             most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     }
-    numbers[NUMBERS_DECAY + r] = v_times && r >= CHUNK_ROWS ? most : exp2f(end + end_rest);
+    numbers[NUMBERS_DECAY + r] = r >= CHUNK_ROWS ? most : exp2f(end + end_rest);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         if (has_own)
@@ -299,7 +291,7 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
     const float decay = exp2f(g.sum[r] + g.rest[r]);
     numbers[NUMBERS_Q + r] = decay * m.q_times[r] * d.sm_scale;
     numbers[NUMBERS_K + r] = exp2f((end - g.sum[r]) + (end_rest - g.rest[r])) * m.k_times[r];
-    numbers[NUMBERS_U + r] = v_times ? v_times[r] : 1;
+    numbers[NUMBERS_U + r] = v_times ? v_times[r] : bits_f32(m.q_up[r]);
     numbers[NUMBERS_W + r] = m.k_times[r] * decay;
     numbers[NUMBERS_P + r] = scale;
 }
@@ -314,7 +306,8 @@ DEVICE void find_times(const float *beta, int column, int lane, float (&times)[2
 }
 
 /* (I + A)^-1 times `times`; sixteen columns, transposed as solve_columns() has them. The right side of a block of
- * rows is two numbers, too. */
+ * rows is two numbers, too. TRIANGLE: what lies above the diagonal's blocks is not written. */
+template <bool TRIANGLE = false>
 DEVICE void write_columns(unsigned system, char *staging, int column, char *to, int lane,
                           const float (&times)[2])
 {
@@ -348,13 +341,56 @@ DEVICE void write_columns(unsigned system, char *staging, int column, char *to, 
             multiply(more[1], side, a[2], a[3]);
             pack_sums(more, x[i]);
         }
-        store_matrices_turned(shared_address(staging) + tile_offset(row, 2 * column + half), x[i]);
+        if (TRIANGLE && i < column)
+            continue;
+        const int at = TRIANGLE ? lane * 16 : tile_offset(lane / 2, 2 * column + lane % 2);
+        store_matrices_turned(shared_address(staging) + (TRIANGLE
+                                                             ? panel_offset(row, half)
+                                                             : tile_offset(row, 2 * column + half)),
+                              x[i]);
         __syncwarp();
-        const int at = tile_offset(lane / 2, 2 * column + lane % 2);
-        *(uint4 *)(to + i * CHUNK_STAGE + at) = *(const uint4 *)(staging + at);
+        *(uint4 *)(to + (TRIANGLE ? triangle_block(i, column) : i * CHUNK_STAGE) + at) =
+            *(const uint4 *)(staging + at);
         __syncwarp();
     }
 }
+
+/* ---- Gates ----------------------------------------------------------------------------------- */
+
+/* Gates of all heads, a row of a head each thread: of two heads at a time. */
+struct inverse_gates {
+    linear_gate of[CHUNK_READY_HEADS / 2];
+
+    __device__ __forceinline__ inverse_gates(const linear_call &call, const ready_chunk &chunk,
+                                             int head, int heads)
+    {
+        const int row = threadIdx.x % CHUNK_ROWS, number = threadIdx.x / CHUNK_ROWS;
+#pragma unroll
+        for (int i = 0; i < CHUNK_READY_HEADS / 2; i++)
+            if (2 * i + number < heads && row < chunk.rows)
+                of[i] = linear_load_gate(&call, chunk.sequence.first_row + chunk.t + row,
+                                         head + 2 * i + number, 0);
+    }
+
+    /* beta; and the log decay, where its sum will be. */
+    __device__ __forceinline__ void write(const linear_call &call, const inverse_memory &m,
+                                          int heads, int rows) const
+    {
+        const int row = threadIdx.x % CHUNK_ROWS, number = threadIdx.x / CHUNK_ROWS;
+#pragma unroll
+        for (int i = 0; i < CHUNK_READY_HEADS / 2; i++) {
+            if (2 * i + number >= heads)
+                continue;
+            const ready_gates g(m, 2 * i + number);
+            float beta = 0, log = 0;
+            if (row < rows) {
+                beta = linear_gate_beta(&call, &of[i]);
+                log = linear_gate_log(&call.dims, &of[i], &beta);
+            }
+            g.beta[row] = beta, g.sum[row] = log;
+        }
+    }
+};
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
@@ -398,9 +434,9 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     const int part = blockIdx.x % parts, rest = blockIdx.x / parts;
     const int key_head = rest % d.k_heads, last = (int)(gridDim.x / parts) / d.k_heads - 1;
     const int index = TILES ? last - rest / d.k_heads : rest / d.k_heads;
+    const linear_chunk from = chunks.list[int_min(first + index, chunks.most - 1)];
     if (first + index >= *chunks.count)
         return;
-    const linear_chunk from = chunks.list[first + index];
     const ready_chunk chunk = {linear_find_sequence(&call.batch, from.sequence), from.first,
                                from.rows};
     const inverse_memory m(memory);
@@ -408,6 +444,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     const int head = key_head * d.ratio + part * together;
     const int heads = int_min(together, d.ratio - part * together);
     float kk[32], qk[32], own[2];
+    const inverse_gates gates(call, chunk, head, heads);
     if constexpr (TILES) {
         fetch_tiles<CHUNK_READY_THREADS>(
             chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES, m.q);
@@ -417,14 +454,15 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
         fetch_rows(call, chunk, d.first[1] + key_head * d.k_dim, m.k);
     }
     copy_commit();
-    if (warp < heads) {
-        linear_gate gates[2];
-        load_gates(call, chunk, head + warp, lane, gates);
-        find_gates(call, gates, chunk.rows, lane, ready_gates(m, warp));
-    }
+    gates.write(call, m, heads, chunk.rows);
     copy_wait<0>();
     fence_async_shared();
     __syncthreads();
+    if (warp < heads) {
+        const ready_gates g(m, warp);
+        const float2 logs = *(const float2 *)(g.sum + 2 * lane);
+        sum_logs(scale_log(logs.x), scale_log(logs.y), lane, g);
+    }
     if constexpr (TILES) {
         multiply_shared<true, 8>(qk, shared_address(m.q), shared_address(m.k));
         multiply_shared<true, 8>(kk, shared_address(m.k), shared_address(m.k));
@@ -434,7 +472,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
         multiply_rows_raw(m, warp, lane, qk, kk);
     }
     __syncthreads();
-    if (!TILES && part == 0)
+    if (!TILES && part == 0 && !chunks.raw)
         convert_tiles(m, chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES);
     scale_products(m, qk, kk, warp, lane);
     const bool diagonal = find_diagonal(qk, warp, lane, own);
@@ -461,8 +499,8 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
             const int column = i ? 3 - warp : warp;
             float times[2];
             find_times(ready_gates(m, n + i).beta, column, lane, times);
-            write_columns(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE, column, to.w,
-                          lane, times);
+            write_columns<true>(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE, column,
+                                to.w, lane, times);
         }
     }
 #else

@@ -18,7 +18,9 @@ enum {
     NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
     NUMBERS_V = 320, /* u as the layer's v; of a delta rule there is none */
     NUMBERS_DECAY = 384,
-    NUMBERS_MOST = 448 /* of a rule with one decay: the largest of NUMBERS_U */
+    NUMBERS_MOST = 448,       /* of a rule with one decay: the largest of NUMBERS_U */
+    NUMBERS_Q_UP = NUMBERS_U, /* of rows as the batch has them: inverse_memory's */
+    NUMBERS_K_UP = 448
 };
 
 /* A row's q times its k, which are no part of the products; without w, times beta. */
@@ -107,6 +109,22 @@ DEVICE void multiply_rows(float (&sums)[32], const u32 *a, unsigned tile, bool a
             multiply(*(float(*)[4]) & sums[8 * pair], left, b[0], b[1]);
             multiply(*(float(*)[4]) & sums[8 * pair + 4], left, b[2], b[3]);
         }
+#endif
+}
+
+/* sums[64 x 64] = a[64 x 64] * (four panels of sixteen columns)'. */
+DEVICE void multiply_panels(float (&sums)[32], const u32 (&a)[4][4], unsigned from)
+{
+#if HAS_HOPPER
+    const unsigned long long b = matrix_descriptor(from, 16, 256) | 3ull
+                                                                        << 62; /* 32-byte swizzle */
+    products_fence();
+#pragma unroll
+    for (int step = 0; step < 4; step++)
+        product_register<64, true, 0>(sums, a[step], descriptor_advance(b, step * 2048), step > 0);
+    products_commit();
+#else
+    __trap();
 #endif
 }
 

@@ -122,9 +122,8 @@ template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 /* Rows of v that are never written are multiplied by 0: they are to be finite. */
 template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
 {
-    for (int n = 0; RULE >= CHUNK_INVERSE && n < STATE_STAGES; n++)
-        for (int i = threadIdx.x; i < CHUNK_ROWS * CHUNK_V_ROW / 16;
-             CHUNK_ONE_DECAY(RULE) ? i += blockDim.x : i += CHUNK_STATE_THREADS)
+    for (int n = 0; CHUNK_BY_CHANNELS(RULE) && n < STATE_STAGES; n++)
+        for (int i = threadIdx.x; i < CHUNK_ROWS * CHUNK_V_ROW / 16; i += CHUNK_STATE_THREADS)
             ((uint4 *)(m.stage(0, n) + states_memory<RULE>::state_u))[i] = make_uint4(0, 0, 0, 0);
     fence_async_shared();
 }

@@ -95,6 +95,14 @@ DEVICE void copy_async(unsigned to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+/* The same, or zeros. */
+DEVICE void copy_or_clear(unsigned to, const void *from, bool there)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(there ? 16 : 0)
+                 : "memory");
+}
+
 DEVICE void copy_commit(void)
 {
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -153,6 +161,12 @@ DEVICE float *row_numbers(const linear_call &call, int index, int head)
     const i64 rows = (i64)call.chunks.window * CHUNK_ROWS * d.v_heads * d.v_dim * 2;
     return (float *)(call.chunks.rows + rows) + (i64)index * CHUNK_ROW_NUMBERS(d) +
            head * CHUNK_ROWS;
+}
+
+/* Bytes to block [i, j] of a lower triangle of 16 x 16 blocks, which are panel_offset()'s; by columns. */
+DEVICE int triangle_block(int i, int j)
+{
+    return (j * (9 - j) / 2 + i - j) * 512;
 }
 
 /* Of a panel of values. */

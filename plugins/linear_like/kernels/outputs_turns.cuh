@@ -20,6 +20,13 @@ DEVICE void scale_read(const float *scales, int lane, float (&read)[32])
     }
 }
 
+/* An element of an output. `read`: what the state gives; `added`: P U, in units of `p`; `own`: the row's q times
+ * its k; updates are in units of `kept`. The same bits in any kernel: nothing is left for the compiler to contract. */
+DEVICE float finish_output(float read, float added, float p, float own, float update, float kept)
+{
+    return fmaf(fmaf(added, p, own * update), kept, read);
+}
+
 /* Outputs. `read`: q S, and they; `added`: P U; `x`: updates of the lane's rows, which are to be multiplied
  * by `scales`. */
 DEVICE void combine_outputs(const float *numbers, const float *scales, const float (&added)[32],
@@ -36,8 +43,8 @@ DEVICE void combine_outputs(const float *numbers, const float *scales, const flo
         for (int e = 0; e < 4; e++) {
             const u32 two = x[n / 2][n % 2 * 2 + e / 2];
             const float update = e % 2 ? half_high(two) : half_low(two);
-            const float sum = added[4 * n + e] * p + own[e / 2] * update;
-            read[4 * n + e] = read[4 * n + e] * q[e / 2] + sum * (e % 2 ? times.y : times.x);
+            read[4 * n + e] = finish_output(read[4 * n + e] * q[e / 2], added[4 * n + e], p,
+                                            own[e / 2], update, e % 2 ? times.y : times.x);
         }
     }
 }
@@ -86,6 +93,20 @@ DEVICE void store_outputs(const linear_call &call, char *turn, const float (&x)[
                 *(const uint4 *)(turn + tile_offset(4 * i + lane / 8, piece));
 }
 
+/* A warp's rows of a lower triangle of blocks, as a left operand. */
+DEVICE void load_triangle(unsigned from, int warp, int lane, u32 (&to)[4][4])
+{
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        load_matrices(from + triangle_block(warp, int_min(j, warp)) +
+                          panel_offset(lane % 16, lane / 16),
+                      to[j]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            to[j][i] = j <= warp ? to[j][i] : 0;
+    }
+}
+
 /* Outputs of a chunk's rows, of which the first is `row` of the batch. `more`: the other warpgroup needs
  * the chunk's place again. */
 template <int RULE>
@@ -98,7 +119,9 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
     const char *stage = m.stage(RING_OUTPUTS, n);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0);
     float of[2][32]; /* the state, updates */
-    u32 x[4][4];
+    u32 x[4][4], p[4][4];
+    if constexpr (!channels)
+        load_triangle(shared_address(stage) + at::products, warp, lane, p);
     named_sync(TURN_STATE + turn, 64 * CHUNK_STATE_WARPS);
     fence_async_shared();
     multiply_shared<true, 8>(of[0], from + at::q,
@@ -112,7 +135,10 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
     }
     named_sync(TURN_UPDATES + turn, 64 * CHUNK_STATE_WARPS);
     fence_async_shared();
-    multiply_shared<true, 4>(of[1], from + at::products, updates);
+    if constexpr (channels)
+        multiply_shared<true, 4>(of[1], from + at::products, updates);
+    else
+        multiply_rows(of[1], p[0], updates, false);
 #pragma unroll
     for (int pair = 0; pair < 4; pair++)
         load_matrices_turned(

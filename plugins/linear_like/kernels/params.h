@@ -129,6 +129,7 @@ typedef struct linear_chunks {
     int window;
     int together;      /* v heads of a k head that a block makes ready, at most; KDA: 1 */
     int most_segments; /* of a window */
+    int raw;           /* linear_wide_inverse reads rows of q and k as they are: no tiles */
     int room;          /* segments of a window, where sequences are cut; below 2: none are */
 } linear_chunks;
 

@@ -159,7 +159,7 @@ struct ready_values {
                                             CHUNK_VALUES_BYTES(call.dims.v_dim / CHUNK_PANEL, rule);
         numbers = (float *)to;
         products = to + CHUNK_NUMBERS;
-        w = products + CHUNK_PRODUCTS;
+        w = products + (CHUNK_ONE_DECAY(rule) ? CHUNK_TRIANGLE : CHUNK_PRODUCTS);
         u = w + (rule == CHUNK_SOLVED ? CHUNK_TILE : 0);
     }
 };

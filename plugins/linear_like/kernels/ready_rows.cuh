@@ -387,6 +387,30 @@ DEVICE void load_gates(const linear_call &call, const ready_chunk &chunk, int he
                 linear_load_gate(&call, chunk.sequence.first_row + chunk.t + 2 * lane + i, head, 0);
 }
 
+/* A log decay in units of log 2; infinities are finite, too. */
+DEVICE double scale_log(float log)
+{
+    return (log < -1e4f ? -1e4f : log) * 1.4426950408889634;
+}
+
+/* Sums of log decays of 64 rows, a warp; the lane's two. */
+DEVICE void sum_logs(double first, double second, int lane, const ready_gates &g)
+{
+    double sums[2] = {first, first + second}, before = sums[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        double other = __shfl_up_sync(~0u, before, step);
+        before += lane >= step ? other : 0;
+    }
+    before -= sums[1];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        double sum = before + sums[i];
+        g.sum[2 * lane + i] = (float)sum;
+        g.rest[2 * lane + i] = (float)(sum - (double)(float)sum);
+    }
+}
+
 /* A warp. */
 DEVICE void find_gates(const linear_call &call, const linear_gate (&gates)[2], int rows, int lane,
                        const ready_gates &g)
@@ -401,22 +425,9 @@ DEVICE void find_gates(const linear_call &call, const linear_gate (&gates)[2], i
             log = linear_gate_log(&call.dims, &gates[i], &beta);
         }
         g.beta[r] = beta;
-        sums[i] = (log < -1e4f ? -1e4f : log) * 1.4426950408889634; /* infinities, too */
+        sums[i] = scale_log(log);
     }
-    sums[1] += sums[0];
-    double before = sums[1];
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        double other = __shfl_up_sync(~0u, before, step);
-        before += lane >= step ? other : 0;
-    }
-    before -= sums[1];
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        double sum = before + sums[i];
-        g.sum[2 * lane + i] = (float)sum;
-        g.rest[2 * lane + i] = (float)(sum - (double)(float)sum);
-    }
+    sum_logs(sums[0], sums[1], lane, g);
 }
 
 #endif /* LINEAR_LIKE_READY_ROWS_CUH */

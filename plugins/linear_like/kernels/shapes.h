@@ -93,12 +93,14 @@
 #define CHUNK_RULE_KEYS_BYTES(rule) (CHUNK_KEYS_BYTES + (CHUNK_BY_CHANNELS(rule) ? CHUNK_TILE : 0))
 #define CHUNK_NUMBERS               2048
 #define CHUNK_PRODUCTS              (CHUNK_ROWS * CHUNK_ROWS * 2)
+#define CHUNK_TRIANGLE              (10 * 16 * 16 * 2)
 #define CHUNK_PANEL_BYTES           (CHUNK_ROWS * CHUNK_PANEL * 2)
 #define CHUNK_V_ROW                 (CHUNK_PANEL * CHUNK_STATE_WARPS * 2 + 16)
 #define CHUNK_VALUES_BYTES(panels, rule)                                                           \
-    (CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                              \
-     ((rule) >= CHUNK_INVERSE ? CHUNK_PRODUCTS                                                     \
-                              : ((rule) ? CHUNK_TILE : 0) + (panels)*CHUNK_PANEL_BYTES))
+    (CHUNK_NUMBERS + (CHUNK_ONE_DECAY(rule)     ? 2 * CHUNK_TRIANGLE                               \
+                      : (rule) >= CHUNK_INVERSE ? 2 * CHUNK_PRODUCTS                               \
+                                                : CHUNK_PRODUCTS + ((rule) ? CHUNK_TILE : 0) +     \
+                                                      (panels)*CHUNK_PANEL_BYTES))
 #define CHUNK_CARRY (CHUNK_PANEL * CHUNK_MAX_KEYS) /* floats of a panel's state */
 
 /* Segments of the sequences of a window that are cut: at most as many as multiprocessors have room
@@ -137,6 +139,7 @@
 #define CHUNK_READY_SHARED(delta, width)                                                           \
     (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE +                                        \
      ((delta) || (width) > 0 ? CHUNK_PRODUCTS : 0))
+#define CHUNK_INVERSE_SHARED (2 * CHUNK_TILE + CHUNK_READY_GATES)
 #define CHUNK_CHANNELS_SHARED                                                                      \
     (CHUNK_READY_SHARED(1, 0) + 4 * CHUNK_STAGE + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
 /* Four tiles; numbers; what warps of a block exchange; the system; decays of blocks. */
@@ -167,6 +170,12 @@
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(rule) +                                                \
      CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(rule) + CHUNK_UPDATE_STAGES(rule) * CHUNK_TILE +     \
      CHUNK_HANDED(rule) + 128)
+
+/* states_wide.cuh: blocks of a launch, at least; stages; the two warpgroups' outputs; barriers. */
+#define WIDE_BLOCKS 96
+#define WIDE_STAGES 3
+#define WIDE_STAGE  (3 * CHUNK_TILE + CHUNK_NUMBERS + 2 * CHUNK_PRODUCTS)
+#define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + 2 * CHUNK_PRODUCTS + 128)
 
 /* chunk_fused.cuh: stages of rows of q, k and v, of states, each as so many numbers, of numbers of
  * rows; warpgroups. */

@@ -26,6 +26,23 @@ DEVICE void arrive_copied(unsigned barrier)
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/* A lower triangle of blocks as four panels of sixteen columns, of which the blocks above the diagonal stay. */
+DEVICE void copy_triangle(unsigned to, const char *from, unsigned barrier)
+{
+#pragma unroll
+    for (int panel = 0; panel < 4; panel++)
+        bulk_load(to + panel * (2048 + 512), from + triangle_block(panel, panel), (4 - panel) * 512,
+                  barrier);
+}
+
+/* Those blocks. */
+template <int THREADS> DEVICE void clear_above(char *triangle)
+{
+    for (int panel = 1; panel < 4; panel++)
+        for (int i = threadIdx.x % THREADS; i < panel * 32; i += THREADS)
+            ((uint4 *)(triangle + panel * 2048))[i] = make_uint4(0, 0, 0, 0);
+}
+
 /* What the states' warpgroup needs of a chunk, but for rows of v. */
 template <int RULE>
 DEVICE void copy_for_state(const linear_call &call, const states_work &work, const char *keys,
@@ -39,6 +56,14 @@ DEVICE void copy_for_state(const linear_call &call, const states_work &work, con
     if (HAS_HOPPER && threadIdx.x % 32 != 0)
         return;
 #if HAS_HOPPER
+    if constexpr (CHUNK_ONE_DECAY(RULE)) {
+        barrier_arrive_expect(barrier, CHUNK_TILE + CHUNK_NUMBERS + CHUNK_TRIANGLE);
+        copy_bytes(to + at::k, keys + CHUNK_TILE, CHUNK_TILE, barrier);
+        copy_triangle(shared_address(to) + at::inverse, values + CHUNK_NUMBERS + CHUNK_TRIANGLE,
+                      barrier);
+        copy_bytes(to + at::state_numbers, values, CHUNK_NUMBERS, barrier);
+        return;
+    }
     barrier_arrive_expect(barrier, at::state_u - at::w + here * CHUNK_PANEL_BYTES);
 #endif
     if (RULE == CHUNK_SOLVED)
@@ -64,6 +89,13 @@ DEVICE void copy_for_outputs(const linear_call &call, const states_work &work, c
     if (HAS_HOPPER && threadIdx.x % 32 != 0)
         return;
 #if HAS_HOPPER
+    if constexpr (CHUNK_ONE_DECAY(RULE)) {
+        constexpr int bytes = CHUNK_NUMBERS + CHUNK_TRIANGLE;
+        barrier_arrive_expect(barrier, CHUNK_TILE + bytes);
+        copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
+        copy_bytes(to + at::output_numbers, values, bytes, barrier);
+        return;
+    }
     barrier_arrive_expect(barrier, CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +
                                        (RULE ? 0 : here * CHUNK_PANEL_BYTES));
 #endif
@@ -71,6 +103,14 @@ DEVICE void copy_for_outputs(const linear_call &call, const states_work &work, c
     copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
     if (!RULE)
         copy_bytes(to + at::output_u, u, here * CHUNK_PANEL_BYTES, barrier);
+}
+
+/* Before a stage's first copy of T: a segment's matrix may have been there. */
+template <int RULE> DEVICE void clear_triangle(const states_memory<RULE> &m, int n)
+{
+    clear_above<32>(m.stage(RING_STATE, n) + states_memory<RULE>::inverse);
+    fence_async_shared();
+    __syncwarp();
 }
 
 /* Half of a segment's matrix: M, or what is left of it. */
@@ -114,6 +154,8 @@ DEVICE void copy_chunks(const linear_call &call, const states_work &work,
         if (RULE && n < lead) {
             copy_matrix(call, work, m, n);
         } else {
+            if (CHUNK_ONE_DECAY(RULE) && ring == RING_STATE && n < lead + STATE_STAGES)
+                clear_triangle(m, to);
             if (ring == RING_STATE)
                 copy_for_state<RULE>(call, work, keys, values, m.stage(RING_STATE, to), barrier);
             else
@@ -180,6 +222,8 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
         for (int i = 0; i < CHUNK_ROWS / 4; i++) {
             if (4 * i < here)
                 copy_async(to + 4 * i * CHUNK_V_ROW, from);
+            else if (CHUNK_ONE_DECAY(RULE) && n >= work.lead) /* a unit depends on no other chunk */
+                copy_or_clear(to + 4 * i * CHUNK_V_ROW, first, false);
             from += 4 * apart;
         }
         arrive_copied(m.barrier(0, work.passed + n));

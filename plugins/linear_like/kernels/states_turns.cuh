@@ -8,16 +8,26 @@
 
 #include "plugins/linear_like/kernels/states_exact.cuh"
 
+/* The larger of magnitudes of two numbers each, the first of which have no sign. HALF: fp16, not bf16. */
+template <bool HALF> DEVICE u32 larger_magnitudes(u32 x, u32 y)
+{
+    u32 z;
+    if constexpr (!HALF)
+        asm("{ .reg .b32 m; abs.bf16x2 m, %2; max.bf16x2 %0, %1, m; }" : "=r"(z) : "r"(x), "r"(y));
+    else
+        asm("{ .reg .b32 m; abs.f16x2 m, %2; max.f16x2 %0, %1, m; }" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
 /* The largest magnitudes of a left operand's rows. */
 DEVICE void largest_of_left(const left_operand<16> &a, float (&largest)[2])
 {
-    const u32 magnitude = 0x7fff7fff;
     u32 most[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < 8; n++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) /* of numbers without a sign, order is that of their bits */
-            most[i % 2] = __vmaxu2(most[i % 2], a.at[n][i] & magnitude);
+        for (int i = 0; i < 4; i++)
+            most[i % 2] = larger_magnitudes<true>(most[i % 2], a.at[n][i]);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         largest[i] = fmaxf(half_low(most[i]), half_high(most[i]));
@@ -237,7 +247,10 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     for (int i = 0; i < 32; i++)
         x[i] = y[i] - x[i] * (channels ? units.held[i / 2 % 2] * (1 / CHANNELS_UP) : by[i]);
     pack_left<0, 8, 8>(x, one, side);
-    multiply_rows(x, side.at[0], from + at::inverse, false);
+    if constexpr (CHUNK_ONE_DECAY(RULE))
+        multiply_panels(x, side.at, from + at::inverse);
+    else
+        multiply_rows(x, side.at[0], from + at::inverse, false);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         keys[i] = channels ? make_float2(1 / CHANNELS_UP, 1 / CHANNELS_UP)

@@ -349,8 +349,8 @@ static void segments(const struct fake_cuda_launch *launch)
 }
 
 /* A sequence, in the launch that has the last of its chunks, if that has been made ready: `values` bytes
- * of each, 0 = none. */
-static void states_sequence(const linear_call *call, int s, int first, int64_t values,
+ * of each, 0 = none. A block has `columns` values. */
+static void states_sequence(const linear_call *call, int s, int first, int64_t values, int columns,
                             int64_t blocks)
 {
     const linear_dims *d = &call->dims;
@@ -365,58 +365,64 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t v
         return;
     struct keys keys = {0};
     for (int head = 0; head < d->v_heads && blocks > 0; head++)
-        for (int value = 0; value < d->v_dim; value += 16 * CHUNK_STATE_WARPS, blocks--)
+        for (int value = 0; value < d->v_dim; value += columns, blocks--)
             if (blocks > 0)
                 steps_columns(rows ? &before : call, s, head, value,
-                              d->v_dim - value < 16 * CHUNK_STATE_WARPS ? d->v_dim - value
-                                                                        : 16 * CHUNK_STATE_WARPS,
-                              &keys);
+                              d->v_dim - value < columns ? d->v_dim - value : columns, &keys);
     free(keys.rows);
 }
 
 /* `rule`: -1: no rule with tiles. Parts in turn: the blocks that there are have all of them. */
-static void states_from(const struct fake_cuda_launch *launch, int first, int64_t values, int rule)
+static void states_from(const struct fake_cuda_launch *launch, int first, int64_t values,
+                        int columns, int rule)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
-    int columns = 16 * CHUNK_STATE_WARPS, slices = (d->v_dim + columns - 1) / columns;
+    int slices = (d->v_dim + columns - 1) / columns;
     const int in_turn = CHUNK_IN_TURN(rule) && call->chunks.room == 0;
     int64_t blocks = in_turn ? INT64_MAX : launch->grid[0];
     for (int s = 0; s < linear_num_real(&call->batch); s++)
-        states_sequence(call, s, first, values, blocks - (int64_t)s * d->v_heads * slices);
+        states_sequence(call, s, first, values, columns, blocks - (int64_t)s * d->v_heads * slices);
 }
 
-static void states_by(const struct fake_cuda_launch *launch, int rule)
+static void states_by(const struct fake_cuda_launch *launch, int columns, int rule)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     states_from(launch, *(const int *)launch->arguments[1],
-                (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule), rule);
+                (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule), columns,
+                rule);
 }
 
 static void states_plain(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_PLAIN);
+    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_PLAIN);
 }
 
 static void states_solved(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_SOLVED);
+    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_SOLVED);
 }
 
 static void states_inverse(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_INVERSE);
+    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_INVERSE);
+}
+
+/* A block has all values of a head. */
+static void wide(const struct fake_cuda_launch *launch)
+{
+    states_by(launch, CHUNK_MAX_KEYS, CHUNK_INVERSE);
 }
 
 static void states_channels(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_CHANNELS);
+    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_CHANNELS);
 }
 
 static void fused(const struct fake_cuda_launch *launch)
 {
-    states_from(launch, *(const int *)launch->arguments[2], 0, -1);
+    states_from(launch, *(const int *)launch->arguments[2], 0, CHUNK_PANEL * CHUNK_STATE_WARPS, -1);
 }
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
@@ -601,6 +607,8 @@ void fake_linear_define(void)
                    {"linear_states_delta", states_solved},
                    {"linear_states_inverse", states_inverse},
                    {"linear_states_tiles", states_inverse},
+                   {"linear_wide_inverse", wide},
+                   {"linear_wide_tiles", wide},
                    {"linear_states_channels", states_channels},
                    {"linear_states_channels_tiles", states_channels},
                    {"linear_segments_plain", segments},
