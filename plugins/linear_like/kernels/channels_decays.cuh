@@ -17,51 +17,35 @@ DEVICE void multiply_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Products of rows with the same number, of the lanes that lane % 4 == lane / 8 says. */
-DEVICE void take_diagonal(const float (&x)[2][4], int lane, float (&to)[2])
-{
-    to[0] = lane / 4 % 2 ? x[0][1] : x[0][0];
-    to[1] = lane / 4 % 2 ? x[1][3] : x[1][2];
-}
-
-/* Sixteen rows of 16 channels, as right operands of products: of eight rows each. */
-DEVICE void load_right(unsigned tile, int step, int lane, int block, u32 (&x)[4])
-{
-    load_matrices(
-        tile + (tile_offset(16 * block + lane % 8 + lane / 16 * 8, lane / 8 % 2) ^ step % 4 * 32) +
-            step / 4 * (CHUNK_TILE / 2),
-        x);
-}
-
-/* Lengths of the block's rows, of k by the first of its warps, of q by the second; rows' own products. */
+/* Lengths of the block's rows and their own products, by its second warp: diagonals of products of eight rows of q and
+ * the same of k with these of k, and of q. */
 DEVICE void find_lengths(const decays_memory &m, const decays_part &part)
 {
-    const int lane = part.lane, row = 16 * part.block + lane / 4;
-    const unsigned mine = shared_address(part.mine(m)), k = shared_address(m.k);
-    float squares[2][4] = {}, products[2][4] = {}, sums[2], own[2];
+    const int lane = part.lane, row = 16 * part.block + lane % 8, second = lane / 8 % 2;
+    const unsigned left = tile_offset(row, lane / 16), right = tile_offset(row, second);
+    const unsigned left_tile = shared_address(second ? m.k : m.q);
+    const unsigned right_tile = shared_address(lane < 16 ? m.k : m.q);
+    float with_k[2][4] = {}, with_q[2][4] = {};
 #pragma unroll
-    for (int step = 0; step < 8; step++) {
-        u32 x[4], y[4];
-        load_matrices(mine + (part.at ^ step % 4 * 32) + step / 4 * (CHUNK_TILE / 2), x);
-        load_right(mine, step, lane, part.block, y);
-        multiply_bf16(squares[0], x, y[0], y[1]);
-        multiply_bf16(squares[1], x, y[2], y[3]);
-        if (part.half) {
-            load_right(k, step, lane, part.block, y);
-            multiply_bf16(products[0], x, y[0], y[1]);
-            multiply_bf16(products[1], x, y[2], y[3]);
+    for (int step = 0; step < 8; step++)
+#pragma unroll
+        for (int w = 0; w < 2; w++) {
+            const unsigned from = w * 1024 + step / 4 * (CHUNK_TILE / 2);
+            u32 x[4], y[4];
+            load_matrices(left_tile + (left ^ step % 4 * 32) + from, x);
+            load_matrices(right_tile + (right ^ step % 4 * 32) + from, y);
+            multiply_bf16(with_k[w], x, y[0], y[1]);
+            multiply_bf16(with_q[w], x, y[2], y[3]);
         }
-    }
-    take_diagonal(squares, lane, sums);
-    take_diagonal(products, lane, own);
-    if (lane % 4 != lane / 8)
+    if (lane % 4 != lane / 8) /* a lane on the diagonals has one of two columns */
         return;
-    float *times = part.half ? m.q_times : m.k_times;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        times[row + 8 * i] = rsqrtf(sums[i] + 1e-6f);
-        if (part.half)
-            m.own[row + 8 * i] = own[i];
+    for (int w = 0; w < 2; w++) {
+        const int r = 16 * part.block + 8 * w + lane / 4;
+        const bool odd = lane / 4 % 2;
+        m.own[r] = odd ? with_k[w][1] : with_k[w][0];
+        m.k_times[r] = rsqrtf((odd ? with_k[w][3] : with_k[w][2]) + 1e-6f);
+        m.q_times[r] = rsqrtf((odd ? with_q[w][1] : with_q[w][0]) + 1e-6f);
     }
 }
 
@@ -94,33 +78,39 @@ DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
 
 /* ---- Decays of blocks, and numbers ----------------------------------------------------------- */
 
-/* A channel for two threads. */
-DEVICE void find_blocks(const decays_memory &m, float *numbers)
+/* Decays of the warp's block and channels, two of a lane; eight lanes also have those of the whole chunk and of what
+ * lies between blocks. */
+DEVICE void find_blocks(const decays_memory &m, const decays_part &part, float *numbers)
 {
-    const int k = threadIdx.x % CHUNK_MAX_KEYS;
-    float total[4], sum = 0;
+    const int k = CHANNELS_PER_WARP * part.half + 2 * part.lane;
+    const int at = part.block * CHUNK_MAX_KEYS + k;
+    float2 total[4], before = {0, 0}, after = {0, 0};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        total[i] = m.totals[i * CHUNK_MAX_KEYS + k];
-    if (threadIdx.x < CHUNK_MAX_KEYS) {
+        total[i] = *(const float2 *)(m.totals + i * CHUNK_MAX_KEYS + k);
+    const float2 own = *(const float2 *)(m.totals + at);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            m.since[i * CHUNK_MAX_KEYS + k] = (u16)pack_half(exp2_fast(sum) * CHANNELS_UP, 0);
-            sum += total[i];
-        }
-        const u32 two = pack_half(exp2_fast(total[1]), exp2_fast(total[1] + total[2]));
-        m.between[k] = (u16)two;
-        m.between[CHUNK_MAX_KEYS + k] = (u16)(two >> 16);
-        m.between[2 * CHUNK_MAX_KEYS + k] = (u16)pack_half(exp2_fast(total[2]), 0);
-        return;
+    for (int i = 0; i < 4; i++) {
+        if (i < part.block)
+            before.x += total[i].x, before.y += total[i].y;
+        if (i > part.block)
+            after.x += total[i].x, after.y += total[i].y;
     }
-#pragma unroll
-    for (int i = 3; i >= 0; i--) {
-        m.inverse[i * CHUNK_MAX_KEYS + k] = exp2_fast(-total[i]) * TRUNCATED;
-        m.until[i * CHUNK_MAX_KEYS + k] = (u16)pack_half(exp2_fast(sum) * CHANNELS_UP, 0);
-        sum += total[i];
+    m.edges[at / 2] =
+        make_uint2(pack_half(exp2_fast(before.x) * CHANNELS_UP, exp2_fast(before.y) * CHANNELS_UP),
+                   pack_half(exp2_fast(after.x) * CHANNELS_UP, exp2_fast(after.y) * CHANNELS_UP));
+    m.whole[at / 2] =
+        make_float4(own.x, own.y, exp2_fast(-own.x) * TRUNCATED, exp2_fast(-own.y) * TRUNCATED);
+    if (part.lane / 8 == part.block) {
+        const float2 both = make_float2(total[1].x + total[2].x, total[1].y + total[2].y);
+        u32 *between = (u32 *)(m.between + k);
+        between[0] = pack_half(exp2_fast(total[1].x), exp2_fast(total[1].y));
+        between[CHUNK_MAX_KEYS / 2] = pack_half(exp2_fast(both.x), exp2_fast(both.y));
+        between[CHUNK_MAX_KEYS] = pack_half(exp2_fast(total[2].x), exp2_fast(total[2].y));
+        *(float2 *)(numbers + NUMBERS_DECAY + k) =
+            make_float2(exp2f(before.x + own.x + after.x), exp2f(before.y + own.y + after.y));
     }
-    numbers[NUMBERS_DECAY + k] = exp2f(sum);
+    __syncwarp();
 }
 
 /* What the convolution has found of a row: its q times its k, what its v is to be multiplied by. */
@@ -170,69 +160,70 @@ template <bool TILES> DEVICE float2 unpack_two(u32 x, float times)
                  : make_float2(bits_f32(x << 16) * times, bits_f32(x & 0xffff0000) * times);
 }
 
-/* Products within a block, of queries and keys or of keys alone: `mine` and the other ones. */
+/* Products within a block, of queries and keys, and of keys alone. */
 struct block_products {
-    float mine[2][4], others[2][4];
+    float q[2][4], k[2][4];
 };
 
-/* A lane's part of 16 channels: a left operand for itself and one for the block's other warp; tiles of
- * decayed rows in the place of those that have no decays; products within the block, for which
- * operands never leave the registers. */
+/* A block's rows of q and k with the decays from its first row on, as left operands. */
+struct block_rows_left {
+    u32 q[8][4], k[8][4];
+};
+
+/* A lane's part of 16 channels: left operands; tiles of decayed rows in the place of those that have no decays;
+ * products within the block, for which operands never leave the registers. */
 template <bool TILES>
 DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step,
-                       const float (&times)[2], const float (&others_times)[2],
-                       const float (&sums)[2][4], u32 (&left)[4], block_products &products)
+                       const float (&q_times)[2], const float (&k_times)[2],
+                       const float (&sums)[2][4], u32 (&q_left)[4], u32 (&k_left)[4],
+                       block_products &products)
 {
     const int lane = part.lane;
-    const unsigned at = part.half * (CHUNK_TILE / 2) + (part.at ^ step * 32);
+    const unsigned at = shared_address(m.q) + part.half * (CHUNK_TILE / 2) + (part.at ^ step * 32);
+    const unsigned ends_at = at - shared_address(m.q);
     const int first =
         part.block * CHUNK_MAX_KEYS + CHANNELS_PER_WARP * part.half + 16 * step + lane % 4 * 2;
-    const unsigned mine = shared_address(part.mine(m)) + at;
-    const unsigned others = shared_address(part.others(m)) + at;
-    u32 raw[4], others_raw[4], all[4], others_all[4], given[4], ends[4], to_end[4];
-    load_matrices(mine, raw);
-    load_matrices(others, others_raw);
-    /* part.half, which the compiler keeps where no select reads it. */
-    const bool queries = threadIdx.x >= CHUNK_CHANNELS_THREADS / 2;
+    u32 q_raw[4], k_raw[4], q_all[4], k_all[4], ends[4], to_end[4];
+    load_matrices(at, q_raw);
+    load_matrices(at + CHUNK_TILE, k_raw);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float2 total = *(const float2 *)(m.totals + first + 8 * h);
-        const float2 inverse = *(const float2 *)(m.inverse + first + 8 * h);
-        const u32 since = *(const u32 *)(m.since + first + 8 * h);
-        const u32 until = *(const u32 *)(m.until + first + 8 * h);
+        const float4 whole = m.whole[first / 2 + 4 * h];
+        const uint2 edges = m.edges[first / 2 + 4 * h];
         float x[4], y[4], right[2][2];
 #pragma unroll
         for (int w = 0; w < 2; w++) {
             const int i = 2 * h + w;
             const float2 sum = make_float2(sums[h][2 * w], sums[h][2 * w + 1]);
             const float2 down = exp2_pair(sum.x, sum.y);
-            const float2 end = exp2_pair(total.x - sum.x, total.y - sum.y);
-            const float2 one = unpack_two<TILES>(raw[i], times[w]);
-            const float2 other = unpack_two<TILES>(others_raw[i], others_times[w]);
-            const float kx = (queries ? other.x : one.x) * end.x;
-            const float ky = (queries ? other.y : one.y) * end.y;
-            x[w] = one.x * down.x, x[2 + w] = one.y * down.y;
-            y[w] = other.x * down.x, y[2 + w] = other.y * down.y;
-            left[i] = pack_half(x[w], x[2 + w]);
-            given[i] = pack_half(y[w], y[2 + w]);
+            const float2 end = exp2_pair(whole.x - sum.x, whole.y - sum.y);
+            const float2 q = unpack_two<TILES>(q_raw[i], q_times[w]);
+            const float2 k = unpack_two<TILES>(k_raw[i], k_times[w]);
+            const float kx = k.x * end.x, ky = k.y * end.y;
+            x[w] = q.x * down.x, x[2 + w] = q.y * down.y;
+            y[w] = k.x * down.x, y[2 + w] = k.y * down.y;
+            q_left[i] = pack_half(x[w], x[2 + w]);
+            k_left[i] = pack_half(y[w], y[2 + w]);
             ends[i] = pack_half(kx, ky);
-            all[i] = multiply_pairs(left[i], since);
-            others_all[i] = multiply_pairs(given[i], since);
-            to_end[i] = multiply_pairs(ends[i], until);
-            right[w][0] = kx * inverse.x, right[w][1] = ky * inverse.y;
+            q_all[i] = multiply_pairs(q_left[i], edges.x);
+            k_all[i] = multiply_pairs(k_left[i], edges.x);
+            to_end[i] = multiply_pairs(ends[i], edges.y);
+            right[w][0] = kx * whole.z, right[w][1] = ky * whole.w;
         }
 #pragma unroll
         for (int w = 0; w < 2; w++) {
-            multiply_tf32(products.mine[w], x, right[w][0], right[w][1]);
-            multiply_tf32(products.others[w], y, right[w][0], right[w][1]);
+            multiply_tf32(products.q[w], x, right[w][0], right[w][1]);
+            multiply_tf32(products.k[w], y, right[w][0], right[w][1]);
         }
     }
-    store_matrices(mine, all);
-    store_matrices(others, others_all);
-    store_matrices(shared_address(m.to_end) + at, to_end);
-    store_matrices(shared_address(m.ends) + at, ends);
-    m.given(part.block, 1 - part.half, step)[lane] =
-        make_uint4(given[0], given[1], given[2], given[3]);
+    store_matrices(at, q_all);
+    store_matrices(at + CHUNK_TILE, k_all);
+    store_matrices(shared_address(m.to_end) + ends_at, to_end);
+    store_matrices(shared_address(m.ends) + ends_at, ends);
+    if (part.half)
+        return;
+    m.given(part.block, step)[lane] = make_uint4(q_left[0], q_left[1], q_left[2], q_left[3]);
+    m.given(part.block, 4 + step)[lane] = make_uint4(k_left[0], k_left[1], k_left[2], k_left[3]);
 }
 
 /* Products within a block whose decays have no reciprocals, from what decay_rows() has not overwritten yet,
@@ -280,22 +271,39 @@ static __device__ __noinline__ void multiply_pairwise(char *memory, int block, i
     __syncwarp();
 }
 
-/* A warp's part of a block: rows with their decays, products within the block, half of which are given to
- * the block's other warp. False: decays have no reciprocals. */
+/* Sums of a block's products to its other warp, or from it. */
+DEVICE void give_sums(const decays_memory &m, const decays_part &part, int n,
+                      const float (&sums)[2][4])
+{
+#pragma unroll
+    for (int w = 0; w < 2; w++)
+        *(float4 *)&m.given(part.block, n + w)[part.lane] =
+            make_float4(sums[w][0], sums[w][1], sums[w][2], sums[w][3]);
+}
+
+DEVICE void take_sums(const decays_memory &m, const decays_part &part, int n, float (&sums)[2][4])
+{
+#pragma unroll
+    for (int w = 0; w < 2; w++) {
+        const float4 x = *(const float4 *)&m.given(part.block, n + w)[part.lane];
+        sums[w][0] += x.x, sums[w][1] += x.y, sums[w][2] += x.z, sums[w][3] += x.w;
+    }
+}
+
+/* A warp's part of a block: rows with their decays, products within the block. The first warp gives the second one its
+ * left operands and products of queries, and gets those of keys. False: decays have no reciprocals. */
 template <bool TILES>
 DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
-                       const float (&sums)[CHANNELS_STEPS][2][4], u32 (&left)[8][4],
+                       const float (&sums)[CHANNELS_STEPS][2][4], block_rows_left &left,
                        block_products &products)
 {
     constexpr float range = 100; /* in units of log 2 */
     const int lane = part.lane, row = 16 * part.block + lane / 4;
-    const float *mine = part.half ? m.q_times : m.k_times;
-    const float *others = part.half ? m.k_times : m.q_times;
-    float times[2] = {}, others_times[2] = {};
+    float q_times[2] = {}, k_times[2] = {};
     if constexpr (!TILES)
 #pragma unroll
         for (int w = 0; w < 2; w++)
-            times[w] = mine[row + 8 * w], others_times[w] = others[row + 8 * w];
+            q_times[w] = m.q_times[row + 8 * w], k_times[w] = m.k_times[row + 8 * w];
     const float4 total = *(const float4 *)(m.totals + part.block * CHUNK_MAX_KEYS + 4 * lane);
     const bool in_range =
         __all_sync(~0u, fminf(fminf(total.x, total.y), fminf(total.z, total.w)) >= -range);
@@ -306,38 +314,24 @@ DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
     }
 #pragma unroll
     for (int step = 0; step < CHANNELS_STEPS; step++)
-        decay_rows<TILES>(m, part, step, times, others_times, sums[step], left[step], products);
-#pragma unroll
-    for (int w = 0; w < 2; w++)
-        *(float4 *)&m.given(part.block, 1 - part.half, 4 + w)[lane] =
-            make_float4(products.others[w][0], products.others[w][1], products.others[w][2],
-                        products.others[w][3]);
+        decay_rows<TILES>(m, part, step, q_times, k_times, sums[step],
+                          left.q[CHANNELS_STEPS + step], left.k[CHANNELS_STEPS + step], products);
+    if (part.half)
+        give_sums(m, part, 10, products.k);
+    else
+        give_sums(m, part, 8, products.q);
     return in_range;
 }
 
-/* What the block's other warp has given: the left operand of its channels, products within the block. */
-DEVICE void take_given(const decays_memory &m, const decays_part &part, bool in_range,
-                       u32 (&left)[8][4], float (&within)[2][4])
+/* Products within a block that were made one by one, of queries or of keys. */
+DEVICE void take_pairwise(const decays_memory &m, const decays_part &part, float (&sums)[2][4])
 {
+    const float *from = m.pairwise(part.block) + (part.half ? 0 : 256);
     const int lane = part.lane;
 #pragma unroll
-    for (int step = 0; step < CHANNELS_STEPS; step++) {
-        const uint4 x = m.given(part.block, part.half, step)[lane];
-        left[4 + step][0] = x.x, left[4 + step][1] = x.y;
-        left[4 + step][2] = x.z, left[4 + step][3] = x.w;
-    }
-#pragma unroll
-    for (int w = 0; w < 2; w++) {
-        const float4 x = *(const float4 *)&m.given(part.block, part.half, 4 + w)[lane];
-        within[w][0] += x.x, within[w][1] += x.y, within[w][2] += x.z, within[w][3] += x.w;
-    }
-    if (in_range)
-        return;
-    const float *pairwise = m.pairwise(part.block) + (part.half ? 0 : 256);
-#pragma unroll
     for (int n = 0; n < 8; n++)
-        within[n / 4][n % 4] =
-            pairwise[(lane / 4 + n % 4 / 2 * 8) * 16 + n / 4 * 8 + lane % 4 * 2 + n % 2];
+        sums[n / 4][n % 4] =
+            from[(lane / 4 + n % 4 / 2 * 8) * 16 + n / 4 * 8 + lane % 4 * 2 + n % 2];
     part.sync(); /* the system will lie there */
 }
 

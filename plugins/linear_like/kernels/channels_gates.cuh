@@ -16,6 +16,10 @@ enum { CHANNELS_PER_WARP = CHUNK_MAX_KEYS / 2, CHANNELS_STEPS = CHANNELS_PER_WAR
 /* What two numbers lose when tensor cores cut them to tf32, on the average, is made up for. */
 #define TRUNCATED 1.0007f
 
+/* Named barriers, after those of blocks' two warps. The second warps of all blocks have written A and are done with the
+ * chunk's tiles: first warps wait for all of them, second warps for each other. */
+enum { CHANNELS_MULTIPLIED = 5, CHANNELS_SECOND = 6 };
+
 enum { GATE_ROWS = 4 /* of a thread, for eight channels */ };
 
 /* ready_memory's parts have other uses here: `staging` is also what warps of a block exchange. */
@@ -23,11 +27,12 @@ struct decays_memory : ready_memory {
     char *to_end; /* tiles: log decays; then keys to the chunk's end */
     char *ends;   /* raw gates; then keys to their block's end */
     float *beta;
-    float *totals;  /* [4][128] log decays of blocks, in units of log 2 */
-    float *inverse; /* [4][128] of decays of blocks, times TRUNCATED */
-    u16 *since;     /* [4][128] fp16: from the chunk's first row to a block's, times CHANNELS_UP */
-    u16 *until;     /* [4][128] from a block's end to the chunk's, times CHANNELS_UP */
-    u16 *between;   /* [3][128] of blocks 1, 1 and 2, 2 */
+    float *totals; /* [4][128] log decays of blocks, in units of log 2 */
+    /* [4][64] of two channels of a block: totals, inverses of decays times TRUNCATED. */
+    float4 *whole;
+    /* [4][64] fp16: decays from the chunk's first row to a block's, and from its end on, times CHANNELS_UP. */
+    uint2 *edges;
+    u16 *between; /* [3][128] of blocks 1, 1 and 2, 2 */
 
     __device__ __forceinline__ explicit decays_memory(char *from)
         : ready_memory(from, CHUNK_EXCHANGE / CHUNK_STAGE)
@@ -36,10 +41,9 @@ struct decays_memory : ready_memory {
         ends = to_end + CHUNK_TILE;
         beta = gates;
         totals = (float *)(ends + CHUNK_TILE);
-        inverse = totals + 4 * CHUNK_MAX_KEYS;
-        since = (u16 *)(inverse + 4 * CHUNK_MAX_KEYS);
-        until = since + 4 * CHUNK_MAX_KEYS;
-        between = until + 4 * CHUNK_MAX_KEYS;
+        whole = (float4 *)(totals + 4 * CHUNK_MAX_KEYS);
+        edges = (uint2 *)(whole + 2 * CHUNK_MAX_KEYS);
+        between = (u16 *)(edges + 2 * CHUNK_MAX_KEYS);
     }
 
     /* [2][16][16]: products within a block that were made one by one. */
@@ -48,18 +52,16 @@ struct decays_memory : ready_memory {
         return (float *)(system + block * CHUNK_STAGE);
     }
 
-    /* What the other warp of a block has left for one, 16 bytes a lane: parts 0 to 3 lie where that
-     * stages its rows, as it is the only one to read them. */
-    __device__ __forceinline__ uint4 *given(int block, int half, int n) const
+    /* What the warps of a block leave for each other, 16 bytes a lane: parts 0 to 9 for the second one, where that
+     * stages its rows later; parts 10 and 11 for the first one, where that inverts. */
+    __device__ __forceinline__ uint4 *given(int block, int n) const
     {
-        const int warp = 4 * half + block;
-        return (uint4 *)(n < 4 ? staging + warp * CHUNK_STAGE + n * 512
-                               : staging + 8 * CHUNK_STAGE + warp * 1024 + (n - 4) * 512);
+        return (uint4 *)(staging + block * (CHUNK_EXCHANGE / 4) + n * 512);
     }
 };
 
-/* A warp's part: rows of a block, half of the channels. The first warp of a block ends with products of
- * keys and keys, the second with those of queries and keys: `mine` is k or q. */
+/* A warp's part: rows of a block, half of the channels. The first warp of a block inverts, the second one multiplies
+ * rows with those of earlier blocks. */
 struct decays_part {
     int block, half, lane;
     unsigned at; /* of a tile: a lane's row and place, for matrices as left operands */
@@ -69,16 +71,6 @@ struct decays_part {
         const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
         block = warp % 4, half = warp / 4, lane = threadIdx.x % 32;
         at = tile_offset(16 * block + lane % 16, lane / 16);
-    }
-
-    __device__ __forceinline__ char *mine(const decays_memory &m) const
-    {
-        return half ? m.q : m.k;
-    }
-
-    __device__ __forceinline__ char *others(const decays_memory &m) const
-    {
-        return half ? m.k : m.q;
     }
 
     /* The two warps of the block. */
@@ -175,13 +167,14 @@ DEVICE void unpack_gates(const uint4 (&from)[2], float (&x)[8])
 /* A chunk of a head. Of a thread: rows from `row` on, in steps of 4, and eight channels, of the block and the
  * half of the channels that its warp has; `rows`: those that there are, from the first on. */
 struct channels_chunk {
-    int head, row, rows, place;
+    int head, key_head, row, rows, place;
     ready_chunk chunk;
 
     __device__ __forceinline__ channels_chunk(const linear_call &call, const linear_chunk &from,
-                                              int unit)
+                                              int of)
     {
-        head = unit % call.dims.v_heads;
+        head = of;
+        key_head = call.dims.ratio == 1 ? of : of / call.dims.ratio;
         chunk = {linear_find_sequence(&call.batch, from.sequence), from.first, from.rows};
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         row = warp % 4 * 16 + lane / 8;
@@ -244,6 +237,31 @@ DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const
                             : make_uint4(0, 0, 0, 0);
 }
 
+/* A block's rows of q and k as the batch has them, by a warp of its own; 0 where there are none. */
+DEVICE void fetch_block(const linear_call &call, const channels_chunk &at, const decays_part &part,
+                        const decays_memory &m)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int place = part.lane % 16, row = 16 * part.block + part.lane / 16;
+    const int rows = place * 8 < d.k_dim ? at.chunk.rows - row : 0;
+    const char *q = o.mixed + (i64)(at.chunk.sequence.first_row + at.chunk.t + row) * o.mixed_row +
+                    (d.first[0] + at.key_head * d.k_dim + place * 8) * 2;
+    const char *k = q + (d.first[1] - d.first[0]) * 2;
+    const unsigned to = shared_address(m.q), offset = tile_offset(row, place);
+#pragma unroll
+    for (int r = 0; r < 8; r++) {
+        const unsigned tile = to + (offset ^ r % 4 * 32) + r * 256;
+        const int bytes = 2 * r < rows ? 16 : 0;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile), "l"(q), "r"(bytes)
+                     : "memory");
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(tile + CHUNK_TILE),
+                     "l"(k), "r"(bytes)
+                     : "memory");
+        q += 2 * o.mixed_row, k += 2 * o.mixed_row;
+    }
+}
+
 /* What a gate of beta is computed from, of the first threads' rows. */
 DEVICE u32 load_beta(const linear_call &call, const channels_chunk &at)
 {
@@ -256,26 +274,46 @@ DEVICE u32 load_beta(const linear_call &call, const channels_chunk &at)
                             at.head);
 }
 
-/* `b`: of load_beta(). */
+/* What raw gates of a thread's channels are computed with. */
+struct gate_factors {
+    float bias[8], log;
+};
+
+DEVICE gate_factors load_factors(const linear_call &call, const channels_chunk &at)
+{
+    const linear_operands &o = call.operands;
+    gate_factors f = {};
+    if (!call.dims.raw)
+        return f;
+    const float *bias = o.dt_bias + at.head * o.dt_bias_stride + at.place * 8;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (at.rows > 0)
+            f.bias[i] = bias[i];
+    f.log = o.a_log[at.head];
+    return f;
+}
+
+/* `b`: of load_beta(); `f`: of load_factors(). */
 DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
-                      const decays_memory &m)
+                      const gate_factors &f, const decays_memory &m)
 {
     constexpr float in_log_2 = 1.4426950408889634f;
     const linear_operands &o = call.operands;
     const linear_dims &d = call.dims;
-    const int r = threadIdx.x, k = at.place * 8;
+    const int r = threadIdx.x;
     if (!d.raw) {
         uint4 x[GATE_ROWS][2];
         load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);
         write_logs<float>(x, at, m, [](float x, int) { return x * (in_log_2 * LOGS_UP); });
     } else {
-        const float bound = d.lower_bound * (in_log_2 * LOGS_UP), a = expf(o.a_log[at.head]);
+        const float bound = d.lower_bound * (in_log_2 * LOGS_UP), a = expf(f.log);
         const float by = bound != 0 ? a * -in_log_2 : in_log_2;
         float bias[8];
         uint4 x[GATE_ROWS][1];
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            bias[i] = at.rows > 0 ? o.dt_bias[at.head * o.dt_bias_stride + k + i] * by : 0;
+            bias[i] = f.bias[i] * by;
 #pragma unroll
         for (int i = 0; i < GATE_ROWS; i++)
             x[i][0] = ((const uint4 *)m.ends)[i * CHUNK_CHANNELS_THREADS + threadIdx.x];
@@ -311,7 +349,7 @@ DEVICE void prefetch_chunk(const linear_call &call, const channels_chunk &at, co
         prefetch_line(keys + threadIdx.x * 128);
     else if (row < at.chunk.rows && part % 2 * 64 < d.k_dim)
         prefetch_line(o.mixed + r * o.mixed_row + part % 2 * 128 +
-                      (d.first[part / 2] + at.head / d.ratio * d.k_dim) * 2);
+                      (d.first[part / 2] + at.key_head * d.k_dim) * 2);
     if (row < at.chunk.rows && part * 128 < d.k_dim * size)
         prefetch_line(o.a + r * o.a_row + at.head * o.a_head + part * 128);
 }

@@ -145,7 +145,7 @@
 /* Four tiles; numbers; what warps of a block exchange; the system; decays of blocks. */
 #define CHUNK_EXCHANGE (12 * CHUNK_STAGE)
 #define CHUNK_CHANNELS_INVERSE_SHARED                                                              \
-    (4 * CHUNK_TILE + CHUNK_READY_GATES + CHUNK_EXCHANGE + CHUNK_PRODUCTS + 14 * CHUNK_MAX_KEYS * 4)
+    (4 * CHUNK_TILE + CHUNK_READY_GATES + CHUNK_EXCHANGE + CHUNK_PRODUCTS + 18 * CHUNK_MAX_KEYS * 4)
 /* Stages of the two warpgroups, and of keys with the decay to the chunk's end, which the first needs later;
  * what they hand on and what outputs are turned in. */
 #define CHUNK_STATE_STAGES        3
