@@ -246,7 +246,8 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
 {
     const linear_dims *d = &group->dims;
     const int wide = goes_wide(metadata, group, call), room = call->chunks.room;
-    const int columns = wide ? CHUNK_MAX_KEYS : CHUNK_PANEL * CHUNK_STATE_WARPS;
+    const int slice = CHUNK_PANEL * CHUNK_STATE_WARPS;
+    const int columns = wide ? CHUNK_MAX_KEYS : slice * (1 + call->chunks.two_slices);
     const int seqs = (int)cuda_plan_extent(&metadata->plan).seqs;
     const int64_t most = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
     int64_t blocks =
@@ -258,6 +259,17 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
                          .grid = {blocks, 1, 1},
                          .block = {states_threads(group)},
                          .shared = wide ? WIDE_SHARED : states_shared(group)};
+}
+
+/* Whether blocks have two slices of values, where sequences are not cut: if that is no more than two thirds of the
+ * rounds of multiprocessors, as such a block takes longer. */
+static int takes_two_slices(const attn_metadata *metadata, const linear_dims *d,
+                            const linear_chunks *chunks, int seqs)
+{
+    const int64_t heads = (int64_t)seqs * d->v_heads;
+    const int64_t sms = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
+    return CHUNK_BY_CHANNELS(linear_chunk_rule(d)) && chunks->room == 0 &&
+           3 * ((heads + sms - 1) / sms) <= 2 * ((2 * heads + sms - 1) / sms);
 }
 
 /* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
@@ -344,6 +356,7 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     linear_chunks *chunks = &call->chunks;
     const int at_once = chunks->window < chunks->most ? chunks->window : chunks->most;
     chunks->together = find_together(d, at_once);
+    chunks->two_slices = takes_two_slices(metadata, d, chunks, (int)e.seqs);
     linear_call after = after_convolution(call);
     after.chunks.raw = goes_wide(metadata, group, call);
     int first = 0;

@@ -169,8 +169,8 @@ struct channels_unit {
 };
 
 /* Chunks of the window, times v heads, by blocks which have one after the other: rows and gates of the next
- * one are on their way while products of one are made. After a convolution the last ones go first, as the
- * cache has them. */
+ * one are on their way while products of one are made. The last chunks go first: the cache has what a convolution has
+ * written last, and keeps the tiles that states begin with. */
 template <bool TILES>
 DEVICE void channels_inverse_block(const linear_call &call, int first, char *memory)
 {
@@ -182,10 +182,10 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         return;
     const decays_memory m(memory);
     const decays_part part;
-    const int step = TILES ? -(int)gridDim.x : gridDim.x;
+    const int step = -(int)gridDim.x;
     const int step_chunks = step / d.v_heads, step_heads = step % d.v_heads;
     int left_units = (units - 1 - (int)blockIdx.x) / (int)gridDim.x;
-    const int begin = TILES ? units - 1 - (int)blockIdx.x : blockIdx.x;
+    const int begin = units - 1 - (int)blockIdx.x;
     channels_unit unit = {begin / d.v_heads, begin % d.v_heads};
     channels_chunk at(call, chunks.list[first + unit.index], unit.head);
     char *keys = chunks.keys + (i64)begin * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);

@@ -25,6 +25,7 @@
 
 #include "plugins/linear_like/kernels/outputs_turns.cuh"
 #include "plugins/linear_like/kernels/states_segments.cuh"
+#include "plugins/linear_like/kernels/states_whole.cuh"
 
 /* ---- A segment ------------------------------------------------------------------------------- */
 
@@ -92,15 +93,15 @@ DEVICE void write_turns(const linear_call &call, const states_work &work,
     place.head = work.head;
     place.value = work.panel * CHUNK_PANEL; /* the block's first */
 #pragma unroll 1
-    for (int n = 0; n < (CHUNK_BY_CHANNELS(RULE) ? 2 : int_min(2, count)); n++)
+    for (int n = 0; n < int_min(CHUNK_PLACES, count); n++)
         named_arrive(TURN_TAKEN + n, 64 * CHUNK_STATE_WARPS);
 #pragma unroll 1
     for (int n = 0; n < count; n++) {
         const linear_chunk chunk = call.chunks.list[work.from + n];
-        m.wait(RING_OUTPUTS, work.passed + n);
-        write_turn(call, m, work.passed + n, work.sequence.first_row + chunk.first, chunk.rows,
-                   n + CHUNK_PLACES(RULE) < count, place, warp, lane);
-        m.free(RING_OUTPUTS, work.passed + n);
+        m.wait(RING_OUTPUTS, n);
+        write_turn(call, m, n, work.sequence.first_row + chunk.first, chunk.rows,
+                   n + CHUNK_PLACES < count, place, warp, lane);
+        m.free(RING_OUTPUTS, n);
     }
 }
 
@@ -216,6 +217,43 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     }
 }
 
+/* The same of the rules BY_CHANNELS. With chunks.two_slices a block has two slices of values, a warpgroup each. */
+template <int RULE, bool EXACT>
+DEVICE void whole_block(const linear_call &call, int first, char *memory)
+{
+    const int all = count_slices(call.dims), lane = threadIdx.x % 32, warp = find_warp<RULE>();
+    const int wide = all == 2 && call.chunks.two_slices, slices = wide ? 1 : all;
+    const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
+    unsigned part = blockIdx.x;
+    states_work work;
+    if (!find_part<RULE>(call, first, slices, part, work))
+        return;
+    if (work.number > 1)
+        work.lead = 2 * (work.number - 1);
+    const states_memory<RULE> m(memory, warp);
+    begin_barriers<RULE>(m.barriers, (1 + wide) * CHUNK_STATE_WARPS);
+    if (group < 2) {
+        registers_take<240>();
+        if (group > wide)
+            return;
+        do {
+            states_work mine = work;
+            mine.panel += group * CHUNK_STATE_WARPS;
+            pass_part<RULE>(call, mine, m, group, warp, lane);
+        } while (find_next<RULE>(call, first, slices, part, work));
+    } else {
+        registers_release<24>();
+        do
+            if (warp < 2)
+                copy_chunks<RULE>(call, work, m, warp);
+            else if (warp == 2)
+                copy_values(call, work, m, 1 + wide);
+            else
+                copy_updates<RULE>(call, work, m);
+        while (find_next<RULE>(call, first, slices, part, work));
+    }
+}
+
 /* Results of segments that are not the last of a sequence. Blocks: segments, times v heads, times
  * parts: one warpgroup has 64 values, another 64 rows of the matrix. */
 template <int RULE, bool EXACT>
@@ -236,7 +274,8 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
     if (!values && !matrix)
         return;
     const states_memory<RULE> m(memory, warp);
-    begin_values<RULE>(m);
+    if (!CHUNK_BY_CHANNELS(RULE))
+        begin_values<RULE>(m);
     begin_barriers<RULE>(m.barriers, (values + matrix) * CHUNK_STATE_WARPS);
     if (group == 0) {
         registers_take<240>();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * outputs_turns.cuh: outputs of GDN and KDA with a norm. Rows of the products are those of the chunk, and are
+ * outputs_turns.cuh: outputs of GDN with a norm. Rows of the products are those of the chunk, and are
  * written as they are.
  */
 #ifndef LINEAR_LIKE_OUTPUTS_TURNS_CUH
@@ -114,8 +114,7 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
                        int rows, bool more, const output_place &place, int warp, int lane)
 {
     typedef states_memory<RULE> at;
-    constexpr bool channels = CHUNK_BY_CHANNELS(RULE);
-    const int turn = channels ? 0 : n % 2;
+    const int turn = n % 2;
     const char *stage = m.stage(RING_OUTPUTS, n);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0);
     float of[2][32]; /* the state, updates */
@@ -127,12 +126,6 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
     multiply_shared<true, 8>(of[0], from + at::q,
                              __shfl_sync(~0u, shared_address(m.state) + turn * CHUNK_TILE, 0));
     const unsigned updates = __shfl_sync(~0u, shared_address(m.updates) + turn * CHUNK_PRODUCTS, 0);
-    if constexpr (channels) {
-        wait_product<0>(of[0]);
-        scale_read(m.scales(turn), lane, of[0]);
-        if (more)
-            named_arrive(TURN_TAKEN, 64 * CHUNK_STATE_WARPS);
-    }
     named_sync(TURN_UPDATES + turn, 64 * CHUNK_STATE_WARPS);
     fence_async_shared();
     if constexpr (channels)
@@ -145,14 +138,12 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
             updates + tile_offset(16 * pair + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2),
             x[pair]);
     wait_product<0>(of[1]);
-    if constexpr (!channels) {
-        products_arrived(of[0]);
-        scale_read(m.scales(turn), lane, of[0]);
-    }
+    products_arrived(of[0]);
+    scale_read(m.scales(turn), lane, of[0]);
     combine_outputs((const float *)(stage + at::output_numbers), m.scales(turn) + 64, of[1], x,
                     warp, lane, of[0]);
     if (more)
-        named_arrive(channels ? TURN_UPDATES_TAKEN : TURN_TAKEN + turn, 64 * CHUNK_STATE_WARPS);
+        named_arrive(TURN_TAKEN + turn, 64 * CHUNK_STATE_WARPS);
     if (call.operands.z)
         gate_outputs(call, row + 16 * warp + lane / 4, rows - 16 * warp - lane / 4, place, lane,
                      of[0]);

@@ -131,6 +131,7 @@ typedef struct linear_chunks {
     int most_segments; /* of a window */
     int raw;           /* linear_wide_inverse reads rows of q and k as they are: no tiles */
     int room;          /* segments of a window, where sequences are cut; below 2: none are */
+    int two_slices;    /* KDA with a norm: a block of linear_states_* has two slices of values */
 } linear_chunks;
 
 typedef struct linear_call {

@@ -151,21 +151,24 @@
 #define CHUNK_STATE_STAGES        3
 #define CHUNK_OUTPUT_STAGES       2
 #define CHUNK_UPDATE_STAGES(rule) (CHUNK_BY_CHANNELS(rule) ? 2 : 0)
+#define CHUNK_STATE_SLICES(rule)  (CHUNK_BY_CHANNELS(rule) ? 2 : 1) /* of a block, at most */
 #define CHUNK_STATE_STAGE(rule)                                                                    \
     (CHUNK_TILE + CHUNK_NUMBERS +                                                                  \
      ((rule) >= CHUNK_INVERSE                                                                      \
-          ? CHUNK_PRODUCTS + CHUNK_ROWS * CHUNK_V_ROW                                              \
+          ? CHUNK_PRODUCTS + CHUNK_STATE_SLICES(rule) * CHUNK_ROWS * CHUNK_V_ROW                   \
           : ((rule) ? CHUNK_TILE : 0) + CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
-#define CHUNK_OUTPUT_STAGE(delta)                                                                  \
-    (CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +                                                 \
-     ((delta) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
-/* As operands in registers; or as tiles of two chunks, of KDA of one, with what their rows are to be multiplied
- * by. */
-#define CHUNK_PLACES(rule) (CHUNK_BY_CHANNELS(rule) ? 1 : 2)
+#define CHUNK_OUTPUT_STAGE(rule)                                                                   \
+    (CHUNK_TILE + CHUNK_PRODUCTS + (CHUNK_BY_CHANNELS(rule) ? 0 : CHUNK_NUMBERS) +                 \
+     ((rule) ? 0 : CHUNK_STATE_WARPS * CHUNK_PANEL_BYTES))
+/* As operands in registers; or as tiles of two chunks, with what their rows are to be multiplied by. KDA's warpgroups
+ * hand nothing on. */
+#define CHUNK_PLACES 2
 #define CHUNK_HANDED(rule)                                                                         \
-    (((rule) >= CHUNK_INVERSE ? CHUNK_PLACES(rule) * (CHUNK_TILE + CHUNK_PRODUCTS + 512)           \
-                              : 14 * 2048) +                                                       \
-     CHUNK_STATE_WARPS * 2048)
+    (CHUNK_BY_CHANNELS(rule)                                                                       \
+         ? 0                                                                                       \
+         : ((rule) >= CHUNK_INVERSE ? CHUNK_PLACES * (CHUNK_TILE + CHUNK_PRODUCTS + 512)           \
+                                    : 14 * 2048) +                                                 \
+               CHUNK_STATE_WARPS * 2048)
 #define CHUNK_STATES_SHARED(rule)                                                                  \
     (CHUNK_STATE_STAGES * CHUNK_STATE_STAGE(rule) +                                                \
      CHUNK_OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(rule) + CHUNK_UPDATE_STAGES(rule) * CHUNK_TILE +     \

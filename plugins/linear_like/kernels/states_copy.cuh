@@ -96,11 +96,13 @@ DEVICE void copy_for_outputs(const linear_call &call, const states_work &work, c
         copy_bytes(to + at::output_numbers, values, bytes, barrier);
         return;
     }
-    barrier_arrive_expect(barrier, CHUNK_TILE + CHUNK_NUMBERS + CHUNK_PRODUCTS +
-                                       (RULE ? 0 : here * CHUNK_PANEL_BYTES));
+    barrier_arrive_expect(barrier,
+                          at::products + CHUNK_PRODUCTS + (RULE ? 0 : here * CHUNK_PANEL_BYTES));
 #endif
+    constexpr int skipped = CHUNK_BY_CHANNELS(RULE) ? CHUNK_NUMBERS : 0;
     copy_bytes(to + at::q, keys, CHUNK_TILE, barrier);
-    copy_bytes(to + at::output_numbers, values, CHUNK_NUMBERS + CHUNK_PRODUCTS, barrier);
+    copy_bytes(to + at::output_numbers, values + skipped, CHUNK_NUMBERS + CHUNK_PRODUCTS - skipped,
+               barrier);
     if (!RULE)
         copy_bytes(to + at::output_u, u, here * CHUNK_PANEL_BYTES, barrier);
 }
@@ -196,11 +198,24 @@ DEVICE void copy_updates(const linear_call &call, const states_work &work,
     }
 }
 
+/* Every fourth row of a slice of v, 16 bytes each; 0 where there is none. */
+DEVICE void copy_slice(unsigned to, const char *from, i64 apart, int rows)
+{
+#pragma unroll
+    for (int i = 0; i < CHUNK_ROWS / 4; i++) {
+        asm volatile(
+            "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + 4 * i * CHUNK_V_ROW),
+            "l"(from), "r"(4 * i < rows ? 16 : 0)
+            : "memory");
+        from += 4 * apart;
+    }
+}
+
 /* Rows of v in all chunks, for the block's values, by a warp of its own: the copy engine takes 70 ns
  * for a row. A row lies 16 bytes further than banks repeat. */
 template <int RULE>
 DEVICE void copy_values(const linear_call &call, const states_work &work,
-                        const states_memory<RULE> &m)
+                        const states_memory<RULE> &m, int slices = 1)
 {
     const linear_dims &d = call.dims;
     const linear_chunk *list = call.chunks.list + work.from;
@@ -218,13 +233,19 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
         const char *from = first + begin * apart;
         const int here = n >= work.lead && at < width ? rows - row : 0;
         m.wait_free(0, work.passed + n);
+        if constexpr (CHUNK_BY_CHANNELS(RULE)) {
+            for (int slice = 0; n >= work.lead && slice < slices; slice++)
+                copy_slice(to + slice * (CHUNK_ROWS * CHUNK_V_ROW), from + slice * 128, apart,
+                           at + slice * 128 < width ? here : 0);
+        } else {
 #pragma unroll
-        for (int i = 0; i < CHUNK_ROWS / 4; i++) {
-            if (4 * i < here)
-                copy_async(to + 4 * i * CHUNK_V_ROW, from);
-            else if (CHUNK_ONE_DECAY(RULE) && n >= work.lead) /* a unit depends on no other chunk */
-                copy_or_clear(to + 4 * i * CHUNK_V_ROW, first, false);
-            from += 4 * apart;
+            for (int i = 0; i < CHUNK_ROWS / 4; i++) {
+                if (4 * i < here)
+                    copy_async(to + 4 * i * CHUNK_V_ROW, from);
+                else if (CHUNK_ONE_DECAY(RULE) && n >= work.lead) /* a unit depends on no other chunk */
+                    copy_or_clear(to + 4 * i * CHUNK_V_ROW, first, false);
+                from += 4 * apart;
+            }
         }
         arrive_copied(m.barrier(0, work.passed + n));
         if (n >= work.lead && n + 1 < work.lead + work.to - work.from) {

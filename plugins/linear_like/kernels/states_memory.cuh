@@ -36,9 +36,8 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
 /* Named barriers: what is handed on is there; it has been taken over. */
 enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
 
-/* The same as tiles: of rules with one decay in two places, one more for odd chunks; of KDA in one, of which
- * the state and the updates are taken by themselves. */
-enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5, TURN_UPDATES_TAKEN = 6 };
+/* The same as tiles in two places: one more for odd chunks. */
+enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5 };
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -57,7 +56,7 @@ template <int RULE> struct states_memory {
     static constexpr int state_numbers = inverse + (RULE >= CHUNK_INVERSE ? CHUNK_PRODUCTS : 0);
     static constexpr int state_u = state_numbers + CHUNK_NUMBERS; /* or rows of v */
     static constexpr int q = 0, output_numbers = CHUNK_TILE;
-    static constexpr int products = output_numbers + CHUNK_NUMBERS;
+    static constexpr int products = output_numbers + (CHUNK_BY_CHANNELS(RULE) ? 0 : CHUNK_NUMBERS);
     static constexpr int output_u = products + CHUNK_PRODUCTS;
     static constexpr int update_stages = CHUNK_UPDATE_STAGES(RULE);
     static constexpr int all_stages = STATE_STAGES + OUTPUT_STAGES + update_stages;
@@ -73,7 +72,7 @@ template <int RULE> struct states_memory {
     {
         stages = from;
         state = stages + later + update_stages * CHUNK_TILE;
-        updates = state + (RULE >= CHUNK_INVERSE ? CHUNK_PLACES(RULE) * CHUNK_TILE : 9 * 2048);
+        updates = state + (RULE >= CHUNK_INVERSE ? CHUNK_PLACES * CHUNK_TILE : 9 * 2048);
         turn = (float *)(state + CHUNK_HANDED(RULE) - CHUNK_STATE_WARPS * 2048) + warp * 512;
         barriers = shared_address(state + CHUNK_HANDED(RULE));
     }
@@ -81,7 +80,7 @@ template <int RULE> struct states_memory {
     /* What rows of a chunk's state and, after those, of its updates are to be multiplied by. */
     __device__ __forceinline__ float *scales(int place) const
     {
-        return (float *)(updates + CHUNK_PLACES(RULE) * CHUNK_PRODUCTS) + place * 128;
+        return (float *)(updates + CHUNK_PLACES * CHUNK_PRODUCTS) + place * 128;
     }
 
     __device__ __forceinline__ static int count(int ring)

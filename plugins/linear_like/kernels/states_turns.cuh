@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * states_turns.cuh: the state from chunk to chunk of GDN and KDA with a norm, whose units are known before its
- * products are. What is handed on lies in two places, which chunks have in turn; KDA's in one.
+ * products are. What GDN hands on lies in two places, which chunks have in turn; KDA's states hand nothing on
+ * (states_whole.cuh).
  */
 #ifndef LINEAR_LIKE_STATES_TURNS_CUH
 #define LINEAR_LIKE_STATES_TURNS_CUH
@@ -170,6 +171,17 @@ DEVICE void multiply_keys(state_tile &s, const u32 (&a)[4][4], unsigned tile)
     products_commit();
 }
 
+/* Updates as an operand: KDA's keys are times CHANNELS_UP, of which a product of pairs is cheaper than of sums. */
+DEVICE void lower_updates(const left_operand<8> &from, left_operand<8> &to)
+{
+    const u32 lower = 0x1c001c00; /* 1 / CHANNELS_UP, twice */
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        asm("mul.f16x2 %0, %1, %2;"
+            : "=r"(to.at[i / 4][i % 4])
+            : "r"(from.at[i / 4][i % 4]), "r"(lower));
+}
+
 /* The largest of what rows of v are to be multiplied by. */
 DEVICE float largest_number(const float *numbers, int lane)
 {
@@ -202,7 +214,7 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
 #if HAS_HOPPER
     typedef states_memory<RULE> at;
     constexpr bool half = CHUNK_HAS_TILES(RULE), channels = CHUNK_BY_CHANNELS(RULE);
-    const int place = channels ? 0 : n % 2;
+    const int place = n % 2;
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0), k = from + at::k;
     const float one[2] = {1, 1};
@@ -252,23 +264,25 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     else
         multiply_rows(x, side.at[0], from + at::inverse, false);
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        keys[i] = channels ? make_float2(1 / CHANNELS_UP, 1 / CHANNELS_UP)
-                           : *(const float2 *)(numbers + NUMBERS_K + 8 * i + lane % 4 * 2);
+    for (int i = 0; !channels && i < 8; i++)
+        keys[i] = *(const float2 *)(numbers + NUMBERS_K + 8 * i + lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] *= units.state[i % 4 / 2];
     products_arrived(s);
     wait_product<0>(x);
+    if constexpr (channels) {
+        pack_left<0, 8, 8>(x, one, kept);
+        lower_updates(kept, added);
+    } else {
 #pragma unroll
-    for (int i = 0; i < 32; i++)
-        y[i] = x[i] * (i % 2 ? keys[i / 4].y : keys[i / 4].x);
-    pack_left<0, 8, 8>(y, one, added);
+        for (int i = 0; i < 32; i++)
+            y[i] = x[i] * (i % 2 ? keys[i / 4].y : keys[i / 4].x);
+        pack_left<0, 8, 8>(y, one, added);
+    }
     multiply_keys(s, added.at,
                   channels ? __shfl_sync(~0u, shared_address(m.stage(RING_UPDATES, n)), 0) : k);
     if constexpr (PASS == PASS_HANDED) {
-        if constexpr (channels)
-            named_sync(TURN_UPDATES_TAKEN, 64 * CHUNK_STATE_WARPS);
         pack_left<0, 8, 8>(x, one, kept);
         kept.times[0] = units.kept[0], kept.times[1] = units.kept[1];
         write_handed(shared_address(m.updates) + place * CHUNK_PRODUCTS, kept, m.scales(place) + 64,
