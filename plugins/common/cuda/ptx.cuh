@@ -301,6 +301,20 @@ static PTX void load_matrices_turned(unsigned address, unsigned (&x)[4])
                  : "memory");
 }
 
+/* "elect.sync": true in one lane of a warp, all of whose lanes call it. The compiler then puts what is the same in all
+ * lanes into uniform registers, from which copies are asked for. */
+static PTX bool elected(void)
+{
+    unsigned mine = 1;
+#if HAS_HOPPER
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(mine));
+#else
+    __trap();
+#endif
+    return mine;
+}
+
 /* "cp.async.bulk": `bytes` bytes of global memory, which count on `barrier`. */
 static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigned barrier)
 {
@@ -314,15 +328,14 @@ static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigne
 #endif
 }
 
-/* The same of bytes that are read once, which leave the L2 cache first: code and tables, which are read again, stay. */
-static PTX void bulk_load_once(unsigned to, const void *from, unsigned bytes, unsigned barrier)
+/* The same, kept in the L2 cache as `policy` says. */
+static PTX void bulk_load_by(unsigned to, const void *from, unsigned bytes, unsigned barrier,
+                             unsigned long long policy)
 {
 #if HAS_HOPPER
-    asm volatile("{\n.reg .b64 policy;\n"
-                 "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
 #else
     __trap();

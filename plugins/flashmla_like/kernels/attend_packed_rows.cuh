@@ -103,9 +103,10 @@ DEVICE void packed_rows_slow(const codes_source &mine, unsigned raw, int first, 
     copy_wait();
 }
 
-/* A share of a warp's rows: a bulk copy each. `once`: no other block reads them. */
+/* A share of a warp's rows: a bulk copy each, all by one lane. If each lane asks for its own row, the compiler makes a
+ * loop over lanes, of 118 cycles a copy. */
 DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, unsigned full,
-                             int lane, bool aligned, bool once)
+                             int lane, bool aligned, unsigned long long policy)
 {
     const bool mine = lane >= first && lane < first + PACKED_SHARE;
     const bool plain = !mine || (now.bytes && !now.fresh);
@@ -114,11 +115,14 @@ DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, un
             barrier_arrive_expect(full, PACKED_SHARE * MLA_PACKED_BYTES);
         else
             barrier_arrive(full);
-        const unsigned place = to + (lane - first) * MLA_PACKED_PITCH;
-        if (mine && once)
-            bulk_load_once(place, now.row, MLA_PACKED_BYTES, full);
-        else if (mine)
-            bulk_load(place, now.row, MLA_PACKED_BYTES, full);
+        const char *rows[PACKED_SHARE];
+#pragma unroll
+        for (int i = 0; i < PACKED_SHARE; i++)
+            rows[i] = shuffle_pointer(now.row, first + i);
+        if (elected())
+#pragma unroll
+            for (int i = 0; i < PACKED_SHARE; i++)
+                bulk_load_by(to + i * MLA_PACKED_PITCH, rows[i], MLA_PACKED_BYTES, full, policy);
     } else {
         packed_rows_slow(now, to, first, lane, aligned);
         barrier_arrive(full);
@@ -210,7 +214,8 @@ DEVICE void packed_rows_measure(const mla_shared<ROWS> &m, ring<PACKED_WIDE> &ne
 
 DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
 {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, mine = 2 * PACKED_SHARE;
+    constexpr int mine = 2 * PACKED_SHARE;
+    const int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const mask_rule rule = plan_rule(&c);
     ring<PACKED_WIDE> next;
@@ -221,24 +226,28 @@ DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
         int lo, hi;
         unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE + warp * mine + lane % mine;
+        codes_source now = codes_find_source(c, q, lo, hi, j, find_entry(c, q, lo, hi, j));
+        j += MLA_ROWS_TILE;
         int entry = find_entry(c, q, lo, hi, j);
 #pragma unroll 1
         for (int more = w.t1 - w.t0; more > 0; more--) {
-            const codes_source now = codes_find_source(c, q, lo, hi, j, entry);
-            j += MLA_ROWS_TILE;
-            entry = find_entry(c, q, lo, hi, j);
 #pragma unroll 1
             for (int i = 0; i < 2; i++) {
                 const int share = warp * 2 + i;
                 barrier_wait(m.raw_empty + 8 * share, phase);
                 packed_rows_load(now, i * PACKED_SHARE,
                                  m.raw + share * PACKED_SHARE * MLA_PACKED_PITCH,
-                                 m.raw_full + 8 * share, lane, aligned, c.pair == 1);
+                                 m.raw_full + 8 * share, lane, aligned, codes_policy(c));
             }
             phase ^= 1;
+            now = codes_find_source(c, q, lo, hi, j, entry); /* while these arrive */
+            j += MLA_ROWS_TILE;
+            entry = find_entry(c, q, lo, hi, j);
             packed_rows_measure(m, next, phase, warp, lane);
         }
     }
+    if (c.operands.save) /* last, so that the first tile does not wait for it */
+        packed_save(c, warp, GROUP_THREADS / 32, lane);
 }
 
 /* ---- Warpgroups 2 and 3: widening ------------------------------------------------------------ */
@@ -517,8 +526,6 @@ DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
     ring<PACKED_WIDE> at, filled;
     unsigned phase = 0, raw_phase = 0;
     float o[2][64];
-    if (c.operands.save)
-        packed_save(c, thread / 32, 2 * GROUP_THREADS / 32, thread % 32);
     clear_padding(c, thread, 2 * GROUP_THREADS);
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
