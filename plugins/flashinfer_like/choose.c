@@ -19,6 +19,7 @@ enum {
     HALF_MERGES = 16200, /* of prefill by half tiles, and what their queries wait for keys */
     EIGHTHS = 9,         /* of fi_key_cycles: prefill keys */
     EIGHTHS_HALF = 12,   /* of half a tile, which takes as long as a whole one */
+    EIGHTHS_CODES = 15,  /* of item_cycles(): the same over fp8, of keys that are converted */
     EIGHTHS_WIDE = 13,   /* of more than 256 of dim + v_dim: units of half as many keys */
     FEW_ITEMS = 4,  /* items of few rows, for multiprocessors of that number: a block has one */
     HALF_ITEMS = 3, /* of two multiprocessors, where they have two blocks each otherwise: columns
@@ -38,16 +39,23 @@ int64_t fi_key_cycles(int64_t keys, int64_t dims)
     return keys * (100 + dims) / 15;
 }
 
+/* What an item of few rows takes to read. */
+static int64_t item_cycles(const cuda_group *group, int64_t keys)
+{
+    return keys * (group->dim + group->v_dim) * (cuda_is_fp8(group->kv_dtype) ? 1 : 2) /
+           SHORT_BYTES;
+}
+
 /* Bound by memory: a tile reads all of its keys. Those of a sequence's other tiles are in the L2
- * where all are read at the same time. */
+ * where all are read at the same time. Over fp8 that saves nothing: each tile converts its keys. */
 static int64_t short_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
                             int64_t sms)
 {
-    int64_t bytes = keys * (group->dim + group->v_dim) * 2;
     int64_t items = fi_count_tiles(extent, group->ratio, FI_ROWS) * group->kv_heads;
     int64_t first = extent->seqs * group->kv_heads, again = items - first;
-    int64_t all = first * 100 + again * (items < sms ? SHORT_AGAIN : 100);
-    return (items * SHORT_BEGINS + all * (bytes / SHORT_BYTES) / 100) / sms + SHORT_MERGES;
+    int is_again = items < sms && !cuda_is_fp8(group->kv_dtype);
+    int64_t all = first * 100 + again * (is_again ? SHORT_AGAIN : 100);
+    return (items * SHORT_BEGINS + all * item_cycles(group, keys) / 100) / sms + SHORT_MERGES;
 }
 
 static int64_t prefill_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
@@ -93,15 +101,16 @@ static int half_is_sooner(const cuda_group *group, const cuda_extent *extent, in
 {
     int64_t rows = extent->q_len * group->ratio, items = extent->seqs * group->kv_heads;
     keys = windowed(group, extent, keys);
-    int64_t bytes = keys * (group->dim + group->v_dim) * 2;
-    int64_t cycles = items * (SHORT_BEGINS + bytes / SHORT_BYTES) / sms + HALF_MERGES;
+    int64_t eighths = cuda_is_fp8(group->kv_dtype) ? EIGHTHS_CODES : 8;
+    int64_t each = SHORT_BEGINS + item_cycles(group, keys) * eighths / 8;
+    int64_t cycles = items * each / sms + HALF_MERGES;
     return rows > FI_ROWS && cycles < short_cycles(group, extent, keys, sms);
 }
 
 int fi_is_half(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int when = group->options.half_tiles;
-    if (!fi_has_kernel(group, KERNEL_PREFILL_HALF) || when == WHEN_NEVER ||
+    if (!fi_has_kernel(group, fi_half_kernel(group)) || when == WHEN_NEVER ||
         extent->q_len * group->base.ratio > FI_HALF_ROWS)
         return 0;
     return when == WHEN_ALWAYS || half_is_sooner(&group->base, extent, keys, sms);

@@ -208,6 +208,12 @@ int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys
  * is there a kernel for that? */
 int fi_is_half(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
+/* KERNEL_*: that one. */
+static inline int fi_half_kernel(const fi_group *group)
+{
+    return cuda_is_fp8(group->base.kv_dtype) ? KERNEL_PREFILL_HALF_CODES : KERNEL_PREFILL_HALF;
+}
+
 /* Are a batch's tiles of FI_ROWS so many that the kernel for many items is faster? `sms`: those
  * that the batch may have. */
 int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms);

@@ -86,7 +86,8 @@ static const int images_of[KERNEL_COUNT] = {[KERNEL_ATTEND] = IMAGE_ATTEND,
                                             [KERNEL_PREFILL_HALF] = IMAGE_PREFILL,
                                             [KERNEL_CODES] = IMAGE_CODES,
                                             [KERNEL_CODES_MANY] = IMAGE_CODES,
-                                            [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES};
+                                            [KERNEL_PREFILL_CODES] = IMAGE_PREFILL_CODES,
+                                            [KERNEL_PREFILL_HALF_CODES] = IMAGE_PREFILL_CODES};
 #undef IMAGES
 #undef ONLY_IMAGES_16
 #undef IMAGES_16
@@ -196,7 +197,8 @@ void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sm
 int fi_has_kernel(const fi_group *group, int kernel)
 {
     int is_many = kernel == KERNEL_ATTEND_MANY || kernel == KERNEL_CODES_MANY;
-    int is_other = is_many || kernel == KERNEL_PREFILL_HALF;
+    int is_half = kernel == KERNEL_PREFILL_HALF || kernel == KERNEL_PREFILL_HALF_CODES;
+    int is_other = is_many || is_half;
     return group->shape->kernels[kernel].threads > 0 && !(is_other && group->is_invariant) &&
            cuda_is_fp8(group->base.kv_dtype) == (kernel >= KERNEL_CODES);
 }

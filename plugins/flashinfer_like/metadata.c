@@ -321,7 +321,7 @@ static int is_short(const attn_metadata *metadata, uint32_t index)
         return 1;
     if (group->is_invariant)
         return plan_has_few((int)extent.q_len, group->base.ratio);
-    if (group->options.half_tiles != WHEN_NEVER && fi_has_kernel(group, KERNEL_PREFILL_HALF))
+    if (group->options.half_tiles != WHEN_NEVER && fi_has_kernel(group, fi_half_kernel(group)))
         return extent.q_len * group->base.ratio <= FI_HALF_ROWS && !is_half(metadata, index);
     return fi_is_short(&group->base, &extent, fi_most_keys(plan, &group->base),
                        cuda_plan_num_sms(plan, group->num_sms));
@@ -340,7 +340,7 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
     int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
     cuda_extent extent = extent_of(metadata, index);
     if (!few && plan == FI_SEQUENCES && is_half(metadata, index))
-        return KERNEL_PREFILL_HALF;
+        return fi_half_kernel(group);
     if (!few)
         return is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL;
     if (fi_is_many(group, &extent, cuda_plan_num_sms(&metadata->plan, group->num_sms)))

@@ -39,6 +39,6 @@ tap_try "the values of each batch for these are turned" test "$(count fa3_turn_v
     $(($(count fa3_forward_codes_d128_bf16) + $(count fa3_forward_codes_d128_f16)))
 launched 20 fa3_widen
 for dim in 64 96 192 256; do
-    launched 3 "fi_prefill_d${dim}_bf16_e4m3"
+    launched 3 "fi_prefill_\(half_\)*d${dim}_bf16_e4m3"
 done
 tap_end

@@ -2,7 +2,8 @@
  *
  * prefill.cuh: tiles of 128 rows against 64 or 128 keys at a time, bound by products, which are
  * wgmma's. One warpgroup copies, two multiply, 64 rows each; of 64 rows one multiplies, against
- * FI_KEYS keys at a time, and what it waits for are keys (FI_PREFILL_HALF):
+ * FI_KEYS keys at a time, and what it waits for are keys (FI_PREFILL_HALF); over fp8 two copy
+ * (FI_PREFILL_HALF_CODES):
  *
  *   producers   Q | K V | K V | K V | ...          units of keys into stages, as they come free
  *   rows 0      S . [S PV][S PV][S PV] ... PV out  [S PV]: the scores of a unit, then the values of
@@ -235,15 +236,24 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 {
     struct control *control = (struct control *)(shared + S::control_at);
     static_assert(sizeof(struct control) <= S::control_bytes, "room for barriers and work");
+    static_assert(S::feeders == 1 || sizeof(struct two_feeds) <= S::control_bytes, "the same");
     const fi_start start = c.starts[(int)blockIdx.x / c.lanes];
     const cursor at = walk_begin(&c, block_in_line(c), &start, S::keys);
     if (threadIdx.x == 0)
         control_init<S>(control);
     __syncthreads();
-    if (uniform((int)threadIdx.x / GROUP_THREADS) == 0) {
+    const int group = uniform((int)threadIdx.x / GROUP_THREADS);
+    if (group == 0 || (S::feeders > 1 && group > S::groups)) {
         registers_release<S::producer_registers>();
-        if (at.left > 0)
-            produce<S>(c, at, shared, control);
+        if constexpr (S::feeders == 1) {
+            if (at.left > 0)
+                produce<S, FEED_KEYS | FEED_VALUES>(c, at, shared, control);
+        } else if (at.left > 0) {
+            if (group == 0)
+                produce<S, FEED_KEYS>(c, at, shared, control);
+            else
+                produce<S, FEED_VALUES>(c, at, shared, control);
+        }
         grid_wait();
         grid_launch_dependents();
     } else {
@@ -273,6 +283,10 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     FI_TILES_KERNEL(fi_prefill_half_##line##_##type, FI_HALF_ROWS, FI_LINE(line, dim),             \
                     FI_LINE(line, v_dim), FI_KEYS, FI_HALF_STAGES(FI_LINE(line, dim)),             \
                     FI_HALF_SLOTS, 0, FI_HALF_##type, 0, false)
+#define FI_PREFILL_HALF_CODES(line, type, codes)                                                   \
+    FI_TILES_KERNEL(fi_prefill_half_##line##_##type##_##codes, FI_HALF_ROWS, FI_LINE(line, dim),   \
+                    FI_LINE(line, v_dim), FI_HALF_CODES_KEYS, FI_HALF_CODES_STAGES, FI_HALF_SLOTS, \
+                    FI_HALF_CODES_SLOTS, FI_HALF_##type, FI_CODES_##codes, false)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_LINE(line, codes_keys),                             \
@@ -284,6 +298,7 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
                       FI_KEYS, FI_SM80_STAGES(FI_LINE(line, dim)), 1, 0, FI_HALF_##type, 0)
 #define FI_PREFILL_SLOPES(...)
 #define FI_PREFILL_HALF(...)
+#define FI_PREFILL_HALF_CODES(...)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_KEYS, FI_SM80_CODES_STAGES(FI_LINE(line, dim)), 1,  \
@@ -294,13 +309,13 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
                     codes, false)
 #define FI_TILES_KERNEL(name, rows, dim, v_dim, keys, stages, q_slots, code_slots, half, codes,    \
                         sloped)                                                                    \
-    extern "C" __global__ void __launch_bounds__((rows / GROUP_ROWS + 1) * GROUP_THREADS, 1)       \
+    using name##_shape =                                                                           \
+        prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes, rows, sloped>;   \
+    extern "C" __global__ void __launch_bounds__(name##_shape::threads, 1)                         \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        using shape = prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes,    \
-                                    rows, sloped>;                                                 \
-        prefill<shape>(c, shared);                                                                 \
+        prefill<name##_shape>(c, shared);                                                          \
     }
 
 #endif /* FI_PREFILL_CUH */

@@ -56,14 +56,15 @@ template <typename S> DEVICE void put_piece(uint4 codes, char *to, int row, int 
     *(uint4 *)(to + piece_at<S::panel_bytes>(row, 2 * piece + 1)) = e.second;
 }
 
-/* Does f(row, piece, is_there) for each piece of a warp's rows, all lanes together. Of eight lanes,
- * four have neighbouring pieces of a row and four the same of another, whose number differs in bits
- * 0 and 2: then neither what they read nor what they write of swizzled rows shares banks. */
-template <typename S, int dim, typename F> DEVICE void each_piece(F f)
+/* Does f(row, piece, is_there) for each piece of a warp's rows, all lanes together, eight rows at a
+ * time, of which so many times are unrolled. Of eight lanes, four have neighbouring pieces of a row
+ * and four the same of another, whose number differs in bits 0 and 2: then neither what they read
+ * nor what they write of swizzled rows shares banks. */
+template <typename S, int dim, int unrolled = 1, typename F> DEVICE void each_piece(F f)
 {
     constexpr int pieces = dim / 16;
     const int lane = (int)threadIdx.x & 31, row = lane / 8 * 2 ^ (lane & 4 ? 5 : 0);
-#pragma unroll 1
+#pragma unroll unrolled
     for (int above = 0; above < S::warp_keys; above += 8)
 #pragma unroll
         for (int n = 0; n < pieces; n += 4)
@@ -166,37 +167,110 @@ DEVICE bool is_fresh(const fi_call &c, const struct work &w, int key)
     return !c.saved || c.batch.out_cache_loc[w.q.new_row + key - w.q.new_key] < 0;
 }
 
+/* What a warpgroup copies. */
+#define FEED_KEYS   1
+#define FEED_VALUES 2
+
+/* A lane's key of a warp's part of a unit, and what the table has for it. */
+struct code_key {
+    int key, entry;
+    bool is_here, is_new; /* new: it is read from k and v */
+};
+
+/* The sequence as it is for that key, which may be new and in the cache. */
+DEVICE index_sequence sequence_for(const struct work &w, const code_key &k)
+{
+    index_sequence q = w.q;
+    q.first_new = k.is_new ? k.key : k.key + 1;
+    return q;
+}
+
+template <typename S>
+DEVICE code_key look_up_code(const fi_call &c, const struct work &w, int first)
+{
+    const int row = (int)(threadIdx.x & 31) % S::warp_keys;
+    code_key k = {min(first + row, w.hi - 1), 0, first < w.hi, false};
+    if (!k.is_here)
+        return k;
+    k.is_new = is_fresh(c, w, k.key);
+    const int *entry = find_entry(c, sequence_for(w, k), k.key);
+    k.entry = entry ? *entry : 0;
+    return k;
+}
+
+DEVICE index_place find_code(const fi_call &c, const struct work &w, const code_key &k)
+{
+    index_place place = {0, 0};
+    return k.is_here ? find_key(c, sequence_for(w, k), w.at.head, k.key, k.entry) : place;
+}
+
 /* A unit whose keys come in any way; a function of its own, so that its registers are. */
 template <typename S>
 static __device__ __noinline__ void feed_any_codes(const fi_call &c, const struct work &w,
                                                    const feed_memory &m, int first,
                                                    ring<S::stages> stage)
 {
-    const int row = (int)(threadIdx.x & 31) % S::warp_keys;
-    const int key = min(first + row, w.hi - 1), head = w.at.head;
-    const bool is_here = first < w.hi;
-    const u32 fresh = __ballot_sync(~0u, is_here && is_fresh(c, w, key));
-    index_place place = {0, 0};
-    if (is_here) {
-        index_sequence q = w.q;
-        q.first_new = fresh >> (threadIdx.x & 31) & 1 ? key : key + 1;
-        const int *entry = find_entry(c, q, key);
-        place = find_key(c, q, head, key, entry ? *entry : 0);
-    }
+    const int head = w.at.head;
+    const code_key k = look_up_code<S>(c, w, first);
+    const index_place place = find_code(c, w, k);
+    const u32 fresh = __ballot_sync(~0u, k.is_new);
     barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
     char *to = m.keys + stage.slot * S::k_bytes;
-    if (is_here)
+    if (k.is_here)
         take_rows<S, S::dim>(c, (u64)place.k, fresh, to);
     if (fresh)
         take_fresh<S, S::dim>(c, (u64)place.k, fresh, k_scale_of(c, head), to);
     tell_stored(m.k_full + 8 * stage.slot);
     barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
     to = m.values + stage.slot * S::v_bytes;
-    if (is_here)
+    if (k.is_here)
         take_rows<S, S::dim_v>(c, (u64)place.v, fresh, to);
     if (fresh)
         take_fresh<S, S::dim_v>(c, (u64)place.v, fresh, v_scale_of(c, head), to);
     tell_stored(m.v_full + 8 * stage.slot);
+}
+
+/* The same of units, by a warpgroup that has their keys alone, or their values. The next unit's are
+ * looked up before this one's are read, of which all pieces are on their way together. */
+template <typename S, bool values>
+DEVICE void feed_any_rows(const fi_call &c, const struct work &w, const feed_memory &m, int first,
+                          int units, ring<S::stages> &stage)
+{
+    constexpr int dim = values ? S::dim_v : S::dim, pieces = (dim / 16 + 3) / 4 * S::warp_keys / 8;
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
+    const int head = w.at.head;
+    code_key next = look_up_code<S>(c, w, first);
+#pragma unroll 1
+    for (; units > 0; units--) {
+        const code_key k = next;
+        first += S::keys;
+        if (units > 1)
+            next = look_up_code<S>(c, w, first);
+        const index_place place = find_code(c, w, k);
+        const u64 mine = (u64)(values ? place.v : place.k);
+        const u32 fresh = __ballot_sync(~0u, k.is_new);
+        uint4 x[pieces];
+        int n = 0;
+        each_piece<S, dim, S::warp_keys / 8>([&](int row, int piece, bool is_there) {
+            const char *from = (const char *)__shfl_sync(~0u, mine, row);
+            if (is_there && k.is_here && !(fresh >> row & 1))
+                x[n] = load_codes(from + piece * 16, aligned);
+            n++;
+        });
+        barrier_wait((values ? m.v_empty : m.k_empty) + 8 * stage.slot, stage.phase ^ 1);
+        char *to = (values ? m.values + stage.slot * S::v_bytes : m.keys + stage.slot * S::k_bytes);
+        n = 0;
+        each_piece<S, dim, S::warp_keys / 8>([&](int row, int piece, bool is_there) {
+            if (is_there && k.is_here && !(fresh >> row & 1))
+                put_piece<S>(x[n], to, row, piece);
+            n++;
+        });
+        if (fresh)
+            take_fresh<S, dim>(c, mine, fresh, values ? v_scale_of(c, head) : k_scale_of(c, head),
+                               to);
+        tell_stored((values ? m.v_full : m.k_full) + 8 * stage.slot);
+        stage.advance();
+    }
 }
 
 /* ---- Boxes --------------------------------------------------------------------------------- */
@@ -247,7 +321,7 @@ DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memor
 
 /* Units whose keys all come in boxes. Boxes after the sequence's end are copied too, whatever is
  * there: no row sees it. */
-template <typename S>
+template <typename S, int what>
 DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                             int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
@@ -255,26 +329,32 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
     boxes_begin<S>(c, w, m, first, b);
     code_ring<S> ahead = codes;
     for (int n = 0; n < min(units, S::code_slots); n++) {
-        boxes_start<S, false>(c, w, m, ahead.slot, b);
-        boxes_start<S, true>(c, w, m, ahead.slot, b);
+        if constexpr (what & FEED_KEYS)
+            boxes_start<S, false>(c, w, m, ahead.slot, b);
+        if constexpr (what & FEED_VALUES)
+            boxes_start<S, true>(c, w, m, ahead.slot, b);
         ahead.advance();
     }
 #pragma unroll 1
     for (; units > 0; units--) {
-        barrier_wait(m.k_codes_full + 8 * codes.slot, codes.phase);
-        barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-        take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes),
-                              shared_address(m.keys) + stage.slot * S::k_bytes);
-        tell_stored(m.k_full + 8 * stage.slot);
-        if (units > S::code_slots)
-            boxes_start<S, false>(c, w, m, codes.slot, b);
-        barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
-        barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-        take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes),
-                                shared_address(m.values) + stage.slot * S::v_bytes);
-        tell_stored(m.v_full + 8 * stage.slot);
-        if (units > S::code_slots)
-            boxes_start<S, true>(c, w, m, codes.slot, b);
+        if constexpr (what & FEED_KEYS) {
+            barrier_wait(m.k_codes_full + 8 * codes.slot, codes.phase);
+            barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
+            take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes),
+                                  shared_address(m.keys) + stage.slot * S::k_bytes);
+            tell_stored(m.k_full + 8 * stage.slot);
+            if (units > S::code_slots)
+                boxes_start<S, false>(c, w, m, codes.slot, b);
+        }
+        if constexpr (what & FEED_VALUES) {
+            barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
+            barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
+            take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes),
+                                    shared_address(m.values) + stage.slot * S::v_bytes);
+            tell_stored(m.v_full + 8 * stage.slot);
+            if (units > S::code_slots)
+                boxes_start<S, true>(c, w, m, codes.slot, b);
+        }
         codes.advance();
         stage.advance();
     }
@@ -299,7 +379,7 @@ DEVICE int count_cached(const fi_call &c, const struct work &w, int first, int u
 }
 
 /* Units from the warp's key `first` on. */
-template <typename S>
+template <typename S, int what>
 DEVICE void feed_codes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
@@ -308,7 +388,10 @@ DEVICE void feed_codes(const fi_call &c, const struct work &w, const feed_memory
     while (units > 0) {
         int count = has_boxes ? count_cached<S>(c, w, first, units) : 0;
         if (count > 0) {
-            feed_code_boxes<S>(c, w, m, first, count, stage, codes);
+            feed_code_boxes<S, what>(c, w, m, first, count, stage, codes);
+        } else if constexpr (S::feeders > 1) {
+            count = has_boxes ? 1 : units;
+            feed_any_rows<S, what == FEED_VALUES>(c, w, m, first, count, stage);
         } else {
             feed_any_codes<S>(c, w, m, first, stage);
             stage.advance();

@@ -2,3 +2,4 @@
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
 FI_PREFILL_CODES(d128, bf16, e5m2)
+FI_PREFILL_HALF_CODES(d128, bf16, e5m2)

@@ -2,3 +2,4 @@
 #include "plugins/flashinfer_like/kernels/prefill.cuh"
 
 FI_PREFILL_CODES(d96, bf16, e4m3)
+FI_PREFILL_HALF_CODES(d96, bf16, e4m3)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * prefill_feed.cuh: the warpgroup of prefill.cuh that copies. A warp has a quarter of each unit's
- * keys, and their values:
+ * keys, and their values; of half a tile over fp8, one has keys and another has values:
  *
  *   Q 0 | K V | K V | ... as many as stages hold | what is item 1? Q 1 | K V | K V | ... | K V ...
  *
@@ -200,13 +200,13 @@ template <typename S> DEVICE int count_units(const struct work &w, int begin)
     return before > 0 ? min(before, count) : count;
 }
 
-template <typename S>
+template <typename S, int what>
 DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
     int first = plan_unit_key(&w.at.tile, S::keys, w.at.unit + begin) + warp_part() * S::warp_keys;
     if constexpr (S::codes) {
-        feed_codes<S>(c, w, m, first, units, stage, codes);
+        feed_codes<S, what>(c, w, m, first, units, stage, codes);
     } else {
         feed_elements<S>(c, w, m, first, units, stage);
     }
@@ -259,10 +259,13 @@ template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w
 /* The next item is looked up, and where there is room its queries are fetched, when as much of this
  * one is on its way as the stages hold. What the plan and the batch tell of the first is read before
  * the kernel before ends. */
-template <typename S>
+template <typename S, int what>
 DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
 {
-    struct work *w = control->feeds[warp_part()], *next = w + 1;
+    struct work *w = control->feeds[warp_part()];
+    if constexpr (what == FEED_VALUES)
+        w = ((struct two_feeds *)control)->value_feeds[warp_part()];
+    struct work *next = w + 1;
     const int mine = warp_part() * S::warp_keys * ROW_BYTES;
     const feed_memory m = {
         shared + S::k_at + mine,
@@ -279,6 +282,8 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
     code_ring<S> codes;
     ring<S::q_slots> slot;
     auto start = [&](const struct work &item) {
+        if constexpr (what == FEED_VALUES)
+            return;
         barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
         start_item<S>(c, item, shared, control, slot.slot);
         slot.advance();
@@ -291,7 +296,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
 #pragma unroll 1
         for (int begin = 0, count; begin < w->units; begin += count) {
             count = count_units<S>(*w, begin);
-            feed_units<S>(c, *w, m, begin, count, stage, codes);
+            feed_units<S, what>(c, *w, m, begin, count, stage, codes);
             if (begin > 0)
                 continue;
             find_work<S>(c, after<S>(c, *w), false, next);

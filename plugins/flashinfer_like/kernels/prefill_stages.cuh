@@ -43,7 +43,10 @@ struct prefill_shape {
     static constexpr int consumers = groups * GROUP_THREADS;
     static constexpr int warps_shift = groups + 1;      /* 2 to this: warps that multiply */
     static constexpr int merged = dim_v > 128 ? 8 : 16; /* parts of an item, at a time */
-    static constexpr int threads = consumers + GROUP_THREADS;
+    /* Warpgroups that copy. Over codes one has too few issue slots beside one that multiplies: then
+     * one has keys, and one after those who multiply has values. */
+    static constexpr int feeders = rows < FI_PREFILL_ROWS && codes ? 2 : 1;
+    static constexpr int threads = consumers + feeders * GROUP_THREADS;
     static constexpr int panels = (dim + PANEL - 1) / PANEL;
     static constexpr int panels_v = (dim_v + PANEL - 1) / PANEL;
     static constexpr int panel_bytes = keys * ROW_BYTES; /* of a unit */
@@ -64,16 +67,16 @@ struct prefill_shape {
     static constexpr int v_codes_at = k_codes_at + WARPS * code_slots * warp_code_bytes;
     static constexpr int ramp_at = v_codes_at + WARPS * code_slots * warp_code_v_bytes;
     static constexpr int control_at = ramp_at + (sloped ? FI_SLOPES_BYTES(keys) : 0);
-    static constexpr int control_bytes = 1536;
+    static constexpr int control_bytes = feeders > 1 ? 2560 : 1536;
     static constexpr int shared_bytes = control_at + control_bytes;
 
     /* A thread's. Those who copy need few and hand the others what they were launched with: more
      * is not to be had, and who asks for it waits for ever. */
     static constexpr int launch_registers = 65536 / threads / 8 * 8;
-    static constexpr int producer_registers = groups == 1 ? 112 : 56;
+    static constexpr int producer_registers = feeders > 1 ? 128 : groups == 1 ? 112 : 56;
     static constexpr int consumer_registers = groups == 1 ? 240 : 224;
-    static_assert(producer_registers + groups * consumer_registers <=
-                      (groups + 1) * launch_registers,
+    static_assert(feeders * producer_registers + groups * consumer_registers <=
+                      (groups + feeders) * launch_registers,
                   "registers are handed on, not made");
 
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "rows are copied by whole warps");
@@ -141,6 +144,11 @@ struct control {
                 [4]; /* keys that any row of a warp sees: bit 2i + e of word n: key 8i + 2n + e */
         u32 slices;  /* at its end: of an item that others share, which the block has to merge */
     };
+};
+
+/* The same where values come by a warpgroup of their own. */
+struct two_feeds : control {
+    struct work value_feeds[WARPS][2];
 };
 
 template <typename S> DEVICE void control_init(struct control *control)

@@ -6,9 +6,9 @@
  * each built for bf16 (attend_NAME_bf16.cu, prefill_NAME_bf16.cu) and fp16; and the same two over
  * caches of e4m3 and e5m2 (attend_NAME_bf16_e4m3.cu and so on), if there are any. The files of few
  * rows may have another kernel, which is faster where a block goes through many items; those of many
- * rows, up to 128 dimensions and without fp8, have one for FI_HALF_ROWS and one for groups with
- * slopes. To add a pair: twelve such files, or four without fp8, their names
- * in Makefile.am.inc, and a line here.
+ * rows, up to 128 dimensions, have one for FI_HALF_ROWS and, without fp8, one for groups with
+ * slopes. To add a pair: twelve such files, or four without fp8, their names in Makefile.am.inc, and
+ * a line here.
  */
 #ifndef FI_SHAPES_H
 #define FI_SHAPES_H
@@ -69,6 +69,20 @@
 #define FI_SLOPES_DIM         128
 #define FI_SLOPES_BYTES(keys) ((keys)*128) /* of shared memory, more than others */
 
+/* The same over fp8: two warpgroups copy, one keys and one values, and what is on its way are codes.
+ * Units are larger: a warpgroup that multiplies alone waits for each of its steps. */
+#define FI_HALF_CODES_KEYS   128
+#define FI_HALF_CODES_STAGES 2
+#define FI_HALF_CODES_SLOTS  2
+#define FI_HALF_CODES_BYTES(dim, v_dim, whole)                                                     \
+    ((dim) > 128 || !(whole)                                                                       \
+         ? 0                                                                                       \
+         : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                             \
+                  FI_HALF_CODES_KEYS *                                                             \
+                      (FI_HALF_CODES_STAGES * (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim)) +      \
+                       FI_HALF_CODES_SLOTS * 2)) +                                                 \
+               2560)
+
 /* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
  * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.
  */
@@ -121,7 +135,7 @@ FI_SHAPES(LINE, LINE_16)
 
 #include <stdint.h>
 
-/* The last three: over fp8. MANY: of few rows, where a block has many items. */
+/* From KERNEL_CODES on: over fp8. MANY: of few rows, where a block has many items. */
 enum {
     KERNEL_ATTEND = 0,
     KERNEL_ATTEND_MANY = 1,
@@ -130,14 +144,15 @@ enum {
     KERNEL_CODES = 4,
     KERNEL_CODES_MANY = 5,
     KERNEL_PREFILL_CODES = 6,
-    KERNEL_COUNT = 7
+    KERNEL_PREFILL_HALF_CODES = 7,
+    KERNEL_COUNT = 8
 };
 enum { WARPS_OF_A_UNIT = 4 }; /* that copy it */
 
 static inline int fi_is_prefill(int kernel)
 {
     return kernel == KERNEL_PREFILL || kernel == KERNEL_PREFILL_HALF ||
-           kernel == KERNEL_PREFILL_CODES;
+           kernel == KERNEL_PREFILL_CODES || kernel == KERNEL_PREFILL_HALF_CODES;
 }
 
 typedef struct fi_kernel {
@@ -191,9 +206,17 @@ typedef struct fi_shape {
                  (v_dim) > 128 ? 5 : 10},                                                          \
                 {"fi_attend_many_" #name, FI_ROWS, FI_KEYS, FI_TEAM(codes_many_shared, 2),         \
                  codes_many_shared,       2,       6},                                             \
+                {"fi_prefill_" #name,                                                              \
+                 FI_PREFILL_ROWS,                                                                  \
+                 codes_keys,                                                                       \
+                 FI_TEAM(prefill_codes_shared, 3),                                                 \
+                 prefill_codes_shared,                                                             \
+                 1,                                                                                \
+                 0},                                                                               \
             {                                                                                      \
-                "fi_prefill_" #name, FI_PREFILL_ROWS, codes_keys,                                  \
-                    FI_TEAM(prefill_codes_shared, 3), prefill_codes_shared, 1, 0                   \
+                "fi_prefill_half_" #name, FI_HALF_ROWS, FI_HALF_CODES_KEYS,                        \
+                    FI_TEAM(FI_HALF_CODES_BYTES(dim, v_dim, prefill_codes_shared), 3),             \
+                    FI_HALF_CODES_BYTES(dim, v_dim, prefill_codes_shared), 1, 0                    \
             }                                                                                      \
         }                                                                                          \
     }

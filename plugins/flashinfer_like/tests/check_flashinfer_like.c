@@ -175,7 +175,9 @@ TEST_OF(any_machine, shapes_are_those_of_the_kernels)
                                                      [KERNEL_PREFILL_HALF] = "FI_PREFILL_HALF",
                                                      [KERNEL_CODES] = "FI_ATTEND_CODES",
                                                      [KERNEL_CODES_MANY] = "FI_ATTEND_CODES_MANY",
-                                                     [KERNEL_PREFILL_CODES] = "FI_PREFILL_CODES"};
+                                                     [KERNEL_PREFILL_CODES] = "FI_PREFILL_CODES",
+                                                     [KERNEL_PREFILL_HALF_CODES] =
+                                                         "FI_PREFILL_HALF_CODES"};
     for (uint32_t i = 0; i < fi_num_shapes; i++)
         for (int k = 0; k < KERNEL_COUNT; k++) {
             const fi_kernel *kernel = &fi_shapes[i].kernels[k];
@@ -532,9 +534,9 @@ TEST_OF(any_machine, earlier_devices_have_kernels_of_their_own)
     run_end(&t);
 }
 
-/* A cache of e4m3 has one kernel for any rows, and its boxes are bytes. What was saved before is
+/* A cache of e4m3 has kernels of its own, and its boxes are bytes. What was saved before is
  * read from the cache; k and v, which have yet to be rounded, never come in boxes. */
-TEST_OF(any_machine, fp8_has_a_kernel_of_its_own)
+TEST_OF(any_machine, fp8_has_kernels_of_its_own)
 {
     test_problem of;
     test_run t;
@@ -560,6 +562,10 @@ TEST_OF(any_machine, fp8_has_a_kernel_of_its_own)
     expect_attention(&t, KERNEL_PREFILL_CODES, 0);
     ck_assert_int_eq(launches[2].params->call.saved, 1);
     ck_assert_int_eq(launches[0].params->plan.hands, FI_HANDS);
+    const int most = FI_HALF_ROWS / (TEST_Q_HEADS / TEST_KV_HEADS);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * most, most));
+    expect_launches("plan save fi_prefill_half_d128");
+    expect_attention(&t, KERNEL_PREFILL_HALF_CODES, 0);
     run_end(&t);
 }
 

@@ -521,6 +521,10 @@ static void prefill(const struct fake_cuda_launch *launch, const fi_shape *hoppe
     static void prefill_##name##_##codes(const struct fake_cuda_launch *launch)                    \
     {                                                                                              \
         attend(launch, &name##_shape, KERNEL_PREFILL_CODES, dtype);                                \
+    }                                                                                              \
+    static void half_##name##_##codes(const struct fake_cuda_launch *launch)                       \
+    {                                                                                              \
+        attend(launch, &name##_shape, KERNEL_PREFILL_HALF_CODES, dtype);                           \
     }
 #define KERNELS(name, ...)                                                                         \
     static const fi_shape name##_shape = FI_SHAPE(name, __VA_ARGS__);                              \
@@ -585,7 +589,9 @@ __attribute__((constructor)) static void define(void)
     DEFINE_ONE("fi_attend_many_" #name "_bf16_" #codes, many_##name##_##codes)                     \
     DEFINE_ONE("fi_attend_many_" #name "_f16_" #codes, many_##name##_##codes)                      \
     DEFINE_ONE("fi_prefill_" #name "_bf16_" #codes, prefill_##name##_##codes)                      \
-    DEFINE_ONE("fi_prefill_" #name "_f16_" #codes, prefill_##name##_##codes)
+    DEFINE_ONE("fi_prefill_" #name "_f16_" #codes, prefill_##name##_##codes)                       \
+    DEFINE_ONE("fi_prefill_half_" #name "_bf16_" #codes, half_##name##_##codes)                    \
+    DEFINE_ONE("fi_prefill_half_" #name "_f16_" #codes, half_##name##_##codes)
 #define DEFINE(name, ...)                                                                          \
     DEFINE_16(name)                                                                                \
     DEFINE_CODES(name, e4m3)                                                                       \
