@@ -203,26 +203,16 @@ int fi_has_kernel(const fi_group *group, int kernel)
            cuda_is_fp8(group->base.kv_dtype) == (kernel >= KERNEL_CODES);
 }
 
-/* Heads of a lane. Units of heads with steep slopes take longer, so a lane has some of each kind. */
-static uint32_t lane_heads(const fi_group *group, int kernel)
-{
-    if (!is_sloped(group, kernel))
-        return 1;
-    return group->base.kv_heads < 32 ? 8 : 4;
-}
-
 /* As many blocks as the device runs at once and as there is workspace for, or fewer, so that all
  * lanes have as many. Heads of the same keys are read at the same time where there are blocks for
  * them. */
-static fi_grid find_grid(const fi_group *group, int kernel, const attn_bounds *bounds,
-                         uint32_t blocks)
+static fi_grid find_grid(const fi_group *group, const attn_bounds *bounds, uint32_t blocks)
 {
     int64_t most = group->options.workspace / fi_block_bytes(group, bounds);
     uint32_t heads = (uint32_t)group->base.kv_heads;
-    uint32_t each = lane_heads(group, kernel), lanes = (heads + each - 1) / each;
     if (most < blocks)
         blocks = most > 1 ? (uint32_t)most : 1;
-    fi_grid grid = {.lanes = lanes < blocks ? lanes : blocks};
+    fi_grid grid = {.lanes = heads < blocks ? heads : blocks};
     while (heads % grid.lanes)
         grid.lanes--;
     grid.columns = blocks / grid.lanes;
@@ -232,7 +222,7 @@ static fi_grid find_grid(const fi_group *group, int kernel, const attn_bounds *b
 fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     const int32_t each = group->shape->kernels[kernel].blocks;
-    return find_grid(group, kernel, bounds, group->num_sms * (uint32_t)each);
+    return find_grid(group, bounds, group->num_sms * (uint32_t)each);
 }
 
 /* Where the batch may not have all multiprocessors it has a block for each of its own: they could be
@@ -240,7 +230,7 @@ fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bound
 fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     const uint32_t sms = cuda_num_sms(bounds, group->num_sms);
-    return sms < group->num_sms ? find_grid(group, kernel, bounds, sms)
+    return sms < group->num_sms ? find_grid(group, bounds, sms)
                                 : fi_find_grid(group, kernel, bounds);
 }
 

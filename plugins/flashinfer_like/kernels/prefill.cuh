@@ -42,10 +42,10 @@ DEVICE void values_wait(const struct work &w, struct control *control, const pla
         fence_async_shared();
 }
 
-/* The scores of the unit that comes next. */
+/* The products of the unit that comes next, from key `from` on, are issued. */
 template <typename S>
-DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at, int from, u32 base,
-                        float (&s)[S::keys / 2])
+DEVICE void scores_issue(const rows<S> &r, const place<S> &at, int from, u32 base,
+                         float (&s)[S::keys / 2])
 {
     u32 parts[4] = {0, 0, 0, 0};
     if constexpr (S::sloped) {
@@ -58,6 +58,12 @@ DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at,
     if constexpr (S::sloped)
         product_ramp<S>(s, parts, base);
     products_commit();
+}
+
+/* They are there. */
+template <typename S>
+DEVICE void scores_take(struct control *control, place<S> &at, float (&s)[S::keys / 2])
+{
     products_wait<0>();
     products_arrived(s);
     release(shared_address(&control->k_empty[at.k.slot]));
@@ -66,30 +72,42 @@ DEVICE void next_scores(struct control *control, const rows<S> &r, place<S> &at,
 
 #if HAS_HOPPER
 
+/* A unit with a new reference. */
+template <typename S>
+DEVICE void unit_again(rows<S> &r, int from, const float (&s)[S::keys / 2], float (&sum)[2],
+                       float (&factor)[2], u32 (&p)[S::keys / 4])
+{
+    if constexpr (S::sloped)
+        slopes_again<S>(r, from, s, sum, factor, p);
+    else
+        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+}
+
 /* From the probabilities `p` of a unit to those of the next one, at `from`. The
  * values' products are issued among the exponentials, and the waits for what comes next stand
- * before the wait for them: fa3_like's step(), which tells why. */
-template <typename S>
+ * before the wait for them: fa3_like's step(), which tells why. Where scores come a unit ahead, the
+ * next ones, at `next`, are issued before that wait too, so that products never stop. */
+template <typename S, bool issues>
 DEVICE void step(const fi_call &c, const struct work &w, struct control *control, u32 base,
-                 rows<S> &r, place<S> &at, int from, bool more, u32 (&p)[S::keys / 4])
+                 rows<S> &r, place<S> &at, int from, int next, bool more, float (&s)[S::keys / 2],
+                 u32 (&p)[S::keys / 4])
 {
     constexpr int half = S::keys / 4 / 4 * 4;
-    float s[S::keys / 2], factor[2], sum[2] = {0.0f, 0.0f};
+    float factor[2], sum[2] = {0.0f, 0.0f};
     float early[half], late[S::keys / 2 - half];
     u32 packed[S::keys / 4];
     const u32 v = base + S::v_at + at.v.slot * S::v_bytes;
     const u32 v_empty = shared_address(&control->v_empty[at.v.slot]);
 
-    next_scores<S>(control, r, at, from, base, s);
+    if constexpr (!S::ahead)
+        scores_issue<S>(r, at, from, base, s);
+    scores_take<S>(control, at, s);
     at.v.advance();
     scores_finish<S>(c, w, control, r, at.v, from, base, s);
 
-    slope_unit unit;
     struct softmax x = r.x;
-    if constexpr (S::sloped) {
-        unit = slopes_unit<S>(r, from);
-        x = slopes_softmax<S>(r, unit);
-    }
+    if constexpr (S::sloped)
+        x = slopes_softmax<S>(r, from);
     products_fence();
     product_values<S>(r.o, p, v, r.add);
     products_commit();
@@ -100,21 +118,15 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
     if (more)
         keys_wait<S>(w, control, at);
     values_wait<S>(w, control, at);
-    bool again = softmax_grown(sum);
-    if constexpr (S::sloped) {
-        factor[0] = factor[1] = 1.0f;
-        if (__builtin_expect(again, 0))
-            slopes_again<S>(r, unit, s, sum, factor, packed);
-        factor[0] *= unit.factor[0];
-        factor[1] *= unit.factor[1];
-        again |= unit.has_moved;
-    } else if (__builtin_expect(again, 0)) {
-        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, packed);
-    }
+    const bool again = softmax_grown(sum);
+    if (__builtin_expect(again, 0))
+        unit_again<S>(r, from, s, sum, factor, packed);
     r.x.sum[0] += sum[0];
     r.x.sum[1] += sum[1];
 
-    products_wait<0>();
+    if constexpr (issues)
+        scores_issue<S>(r, at, next, base, s);
+    products_wait<issues>();
     products_arrived(r.o);
     release(v_empty);
     if (again) {
@@ -135,27 +147,54 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
 {
     u32 p[S::keys / 4];
     int left = uniform(w.units) - 1;
-    int from = uniform(plan_unit_key(&w.at.tile, S::keys, w.at.unit));
+    int from = uniform(plan_unit_key(&w.at.tile, S::keys, unit_at<S>(w, 0)));
+    int gap_key = 0, skip = 0; /* in registers */
+    if constexpr (S::backwards) {
+        gap_key = uniform(w.gap_key);
+        skip = uniform(w.at.tile.skip);
+    }
+    auto key_before = [&](int key) {
+        key -= S::keys;
+        return key - (key == gap_key ? skip : 0);
+    };
     {
         float s[S::keys / 2], factor[2], sum[2];
         keys_wait<S>(w, control, at);
-        next_scores<S>(control, r, at, from, base, s);
+        scores_issue<S>(r, at, from, base, s);
+        scores_take<S>(control, at, s);
         scores_finish<S>(c, w, control, r, at.v, from, base, s);
-        if constexpr (S::sloped)
-            slopes_again<S>(r, slopes_unit<S>(r, from), s, sum, factor, p);
-        else
-            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+        unit_again<S>(r, from, s, sum, factor, p);
         r.x.sum[0] = sum[0];
         r.x.sum[1] = sum[1];
     }
     values_wait<S>(w, control, at);
     if (left > 0)
         keys_wait<S>(w, control, at);
+    if constexpr (S::ahead) {
+        float s[S::keys / 2];
+        if (left > 0) {
+            from = key_before(from);
+            scores_issue<S>(r, at, from, base, s);
 #pragma unroll 1
-    for (; left > 0; left--) {
-        from += S::keys;
-        from += from == w.gap_key ? w.at.tile.skip : 0;
-        step<S>(c, w, control, base, r, at, from, left > 1, p);
+            for (; left > 1; left--) {
+                const int next = key_before(from);
+                step<S, true>(c, w, control, base, r, at, from, next, true, s, p);
+                from = next;
+            }
+            step<S, false>(c, w, control, base, r, at, from, from, false, s, p);
+        }
+    } else {
+#pragma unroll 1
+        for (; left > 0; left--) {
+            float s[S::keys / 2];
+            if constexpr (S::backwards) {
+                from = key_before(from);
+            } else {
+                from += S::keys;
+                from += from == w.gap_key ? w.at.tile.skip : 0;
+            }
+            step<S, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
+        }
     }
     products_fence();
     product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
@@ -180,7 +219,8 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
         float s[S::keys / 2], factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
         u32 p[S::keys / 4];
         keys_wait<S>(w, control, at);
-        next_scores<S>(control, r, at, from, base, s);
+        scores_issue<S>(r, at, from, base, s);
+        scores_take<S>(control, at, s);
         scores_finish<S>(c, w, control, r, at.v, from, base, s);
         softmax_tile<S::half>(r.x, s, r.scale, sum, p);
         if (__builtin_expect(softmax_grown(sum), 0)) {

@@ -134,14 +134,17 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
     const int head = w.at.head, column = panel * PANEL, last = w.hi - 1;
     const int *table = is_new ? 0 : w.q.table;
     int key = first + part, at = is_new ? w.q.new_row + key - w.q.new_key : 0;
-    int page = is_new ? 0 : table[min(key, last) >> c.page_shift];
+    auto find_page = [&]() {
+        return table[min(S::backwards ? max(key, 0) : key, last) >> c.page_shift];
+    };
+    int page = is_new ? 0 : find_page();
 #pragma unroll 1
     for (; units > 0; units--) {
         int next = 0;
         if (!is_new) {
             at = key & ((1 << c.page_shift) - 1);
-            key += S::keys;
-            next = table[min(key, last) >> c.page_shift];
+            key += S::step;
+            next = find_page();
         }
         barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
         if (lane == 0)
@@ -161,7 +164,7 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
                         head, page);
         __syncwarp();
         if (is_new)
-            at += S::keys;
+            at += S::step;
         else
             page = next;
         stage.advance();
@@ -177,25 +180,29 @@ DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_mem
     while (units > 0) {
         int count = 1, cached = w.q.first_new - S::warp_keys - first;
         if (first >= w.q.first_new && c.has_new_maps) {
-            feed_boxes<S, true>(c, w, m, first, units, stage);
-            return;
-        }
-        if (cached >= 0 && c.has_maps && c.page_shift >= 0 && w.hi > 0) {
-            count = min(units, cached / S::keys + 1);
+            if constexpr (S::backwards)
+                count = min(units, (first - w.q.first_new) / S::keys + 1);
+            feed_boxes<S, true>(c, w, m, first, S::backwards ? count : units, stage);
+            if constexpr (!S::backwards)
+                return;
+        } else if (cached >= 0 && c.has_maps && c.page_shift >= 0 && w.hi > 0) {
+            count = S::backwards ? units : min(units, cached / S::keys + 1);
             feed_boxes<S, false>(c, w, m, first, count, stage);
         } else {
             feed_unit<S>(c, w, m, first, stage);
         }
-        first += count * S::keys;
+        first += count * S::step;
         units -= count;
     }
 }
 
 /* Keys and values of some of an item's units, from the `begin`th on: of those at most that are fed
- * before the next item is looked up, and none after the gap but those that begin there. */
+ * before the next item is looked up, and none on the other side of the gap. */
 template <typename S> DEVICE int count_units(const struct work &w, int begin)
 {
-    const int left = w.units - begin, before = w.at.tile.gap - w.at.unit - begin;
+    const int left = w.units - begin, before = S::backwards
+                                                   ? unit_at<S>(w, begin) - w.at.tile.gap + 1
+                                                   : w.at.tile.gap - w.at.unit - begin;
     const int count = begin > 0 ? left : min(left, S::stages);
     return before > 0 ? min(before, count) : count;
 }
@@ -204,7 +211,8 @@ template <typename S, int what>
 DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
-    int first = plan_unit_key(&w.at.tile, S::keys, w.at.unit + begin) + warp_part() * S::warp_keys;
+    int first =
+        plan_unit_key(&w.at.tile, S::keys, unit_at<S>(w, begin)) + warp_part() * S::warp_keys;
     if constexpr (S::codes) {
         feed_codes<S, what>(c, w, m, first, units, stage, codes);
     } else {
@@ -237,7 +245,7 @@ DEVICE void find_work(const fi_call &c, const cursor &at, bool is_first, struct 
     if (!S::codes && w.units > 0 && w.q.first_new > at.tile.lo)
         w.has_rows |= !c.has_maps || (w.q.first_new - at.tile.lo) % S::warp_keys;
     w.new_from = w.q.first_new;
-    w.gap_key = at.tile.lo + at.tile.gap * S::keys;
+    w.gap_key = at.tile.lo + at.tile.gap * S::keys + (S::backwards ? at.tile.skip - S::keys : 0);
     if (S::codes && c.saved)
         w.q.first_new = w.q.kv_len;
     __syncwarp();

@@ -15,12 +15,11 @@
 #define BARRIER_GROUP     2 /* 2, 3: a warpgroup's own */
 
 /* Of rows whose logits fall with the distance of a key (prefill_slopes.cuh). `fall`: of a score, from
- * a key to the one before it; `parts`: the same as operand a of a product. `top`: the largest logit
- * of a unit whose keys all rows see, if its last key were the row's own. */
+ * a key to the one before it; `parts`: the same as operand a of a product. */
 template <bool sloped> struct row_slopes {
 };
 template <> struct row_slopes<true> {
-    float fall[2], top[2];
+    float fall[2];
     int position[2];
     u32 parts[2];
 };

@@ -11,33 +11,18 @@
  * last term is the same for the row's whole unit and goes into the shift before the exponential.
  * The nearest key has the least to be rounded. Other units have distances key by key.
  *
- * Logits grow from unit to unit as keys come nearer, so a reference found in the first would soon be
- * too small, and each unit be done twice. It is moved before a unit whose logits are expected above
- * it, ahead of what comes, but no further than leaves the sums that are there far above 0.
+ * A block begins with an item's last unit (unit_at()), so that logits fall from unit to unit, and the
+ * first one's reference lasts.
  */
 #ifndef FI_PREFILL_SLOPES_CUH
 #define FI_PREFILL_SLOPES_CUH
 
 #include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
 
-/* A unit as its rows have it. */
-struct slope_unit {
-    float down[2];   /* its last key's logits are so far below those of the rows' own */
-    float factor[2]; /* of sums so far, if the reference has moved */
-    bool is_far, has_moved;
-};
-
 /* Do all rows see the unit's keys? */
 template <typename S> DEVICE bool is_far(const rows<S> &r, int from)
 {
     return from >= r.all_lo && from + S::keys <= r.all_hi;
-}
-
-/* The most that a reference is ahead of a row's sum, in units of log 2: what is rounded to 16 bits,
- * and sums of fp32, stay normal numbers. */
-template <typename S> DEVICE float most_ahead(void)
-{
-    return S::half ? 4.0f : 80.0f;
 }
 
 /* ---- Products ------------------------------------------------------------------------------ */
@@ -96,7 +81,6 @@ template <typename S> DEVICE void slopes_begin(const fi_call &c, const struct wo
         r.slopes.fall[h] = is_on ? __fdividef(slope_of(c, w.at.head, row, query), r.scale) : 0.0f;
         r.slopes.parts[h] = slope_parts(r.slopes.fall[h]);
         r.slopes.position[h] = w.q.prefix_len + query;
-        r.slopes.top[h] = NEGATIVE_INFINITY;
     }
 }
 
@@ -111,48 +95,23 @@ template <typename S> DEVICE void scores_fall(const rows<S> &r, int from, float 
     }
 }
 
-/* ---- The reference ------------------------------------------------------------------------- */
+/* ---- The softmax --------------------------------------------------------------------------- */
 
-template <typename S> DEVICE void slopes_move(rows<S> &r, slope_unit &u)
+/* How far the last key of the unit from `from` on lies below the rows' own, in units of log 2, where
+ * scores are relative to it. */
+template <typename S> DEVICE float down_of(const rows<S> &r, int from, int h)
 {
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float now = -r.x.shift[h], expected = r.slopes.top[h] - u.down[h];
-        const float most = now + most_ahead<S>() + __log2f(quad_sum(r.x.sum[h]));
-        const float next = fminf(expected + fminf(most_ahead<S>(), fmaxf(u.down[h], 0.0f)), most);
-        if (expected > now && next > now) {
-            u.factor[h] = exp2_fast(now - next);
-            r.x.shift[h] = -next;
-            r.x.sum[h] *= u.factor[h];
-        }
-    }
-}
-
-/* The unit from key `from` on; the reference is moved if logits are expected above it. */
-template <typename S> DEVICE slope_unit slopes_unit(rows<S> &r, int from)
-{
-    slope_unit u;
-    u.is_far = is_far<S>(r, from);
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const float back = (float)(r.slopes.position[h] - from - (S::keys - 1));
-        u.down[h] = u.is_far ? r.slopes.fall[h] * r.scale * back : 0.0f;
-        u.factor[h] = 1.0f;
-    }
-    u.has_moved = u.is_far && __any_sync(~0u, r.slopes.top[0] - u.down[0] > -r.x.shift[0] ||
-                                                  r.slopes.top[1] - u.down[1] > -r.x.shift[1]);
-    if (__builtin_expect(u.has_moved, 0))
-        slopes_move<S>(r, u);
-    return u;
+    const float back = (float)(r.slopes.position[h] - from - (S::keys - 1));
+    return is_far<S>(r, from) ? r.slopes.fall[h] * r.scale * back : 0.0f;
 }
 
 /* The unit's softmax. */
-template <typename S> DEVICE struct softmax slopes_softmax(const rows<S> &r, const slope_unit &u)
+template <typename S> DEVICE struct softmax slopes_softmax(const rows<S> &r, int from)
 {
     struct softmax x;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        x.shift[h] = r.x.shift[h] - u.down[h];
+        x.shift[h] = r.x.shift[h] - down_of<S>(r, from, h);
         x.sum[h] = r.x.sum[h];
     }
     return x;
@@ -160,18 +119,17 @@ template <typename S> DEVICE struct softmax slopes_softmax(const rows<S> &r, con
 
 /* softmax_again() of such a unit. */
 template <typename S>
-DEVICE void slopes_again(rows<S> &r, const slope_unit &u, const float (&s)[S::keys / 2],
-                         float (&sum)[2], float (&factor)[2], u32 (&p)[S::keys / 4])
+DEVICE void slopes_again(rows<S> &r, int from, const float (&s)[S::keys / 2], float (&sum)[2],
+                         float (&factor)[2], u32 (&p)[S::keys / 4])
 {
-    struct softmax x = slopes_softmax<S>(r, u);
+    const struct softmax before = slopes_softmax<S>(r, from);
+    struct softmax x = before;
     softmax_again<S::half>(&x, s, r.scale, sum, factor, p);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        if (x.shift[h] != r.x.shift[h] - u.down[h])
-            r.x.shift[h] = x.shift[h] + u.down[h];
+        if (x.shift[h] != before.shift[h])
+            r.x.shift[h] = x.shift[h] + down_of<S>(r, from, h);
         r.x.sum[h] = x.sum[h];
-        if (u.is_far)
-            r.slopes.top[h] = -x.shift[h];
     }
 }
 

@@ -38,6 +38,12 @@ struct prefill_shape {
     static constexpr bool half = half_;
     static constexpr bool sloped = sloped_;
 
+    /* Do units come from the last to the first (unit_at()), and scores a unit ahead (step())? Without
+     * slopes rows of 80 and 96 have not been timed so. */
+    static constexpr bool backwards =
+        HAS_HOPPER && rows_ == FI_PREFILL_ROWS && codes == 0 && (sloped || dim == 64 || dim == 128);
+    static constexpr bool ahead = backwards && dim <= 64;
+
     static constexpr int rows = rows_;
     static constexpr int groups = rows / GROUP_ROWS;
     static constexpr int consumers = groups * GROUP_THREADS;
@@ -55,6 +61,7 @@ struct prefill_shape {
     static constexpr int q_bytes = panels * rows * ROW_BYTES;
     static constexpr int warp_keys = keys / WARPS; /* of a unit, that a warp copies */
     static constexpr int parts = warp_keys / FI_GROUP;
+    static constexpr int step = backwards ? -keys : keys; /* from a unit's keys to the next one's */
 
     static constexpr int k_at = q_slots * q_bytes;
     static constexpr int v_at = k_at + stages * k_bytes;
@@ -130,8 +137,16 @@ struct work {
     bool is_whole, is_first;
     bool has_rows; /* some of its keys come row by row */
     int new_from;  /* keys from here on are new, whether they are read from the cache or not */
-    int gap_key;   /* the tile's first key that is passed over, if any is */
+    int gap_key;   /* that of the first unit that is passed over, if any is */
 };
+
+/* The unit of the tile that comes `i`th, of those that the block has of it. The last has the most to
+ * mask, and as the first its exponentials wait for nothing else. With slopes the nearest keys have the
+ * largest logits, and a reference found there lasts. */
+template <typename S> DEVICE int unit_at(const struct work &w, int i)
+{
+    return w.at.unit + (S::backwards ? w.units - 1 - i : i);
+}
 
 struct control {
     unsigned long long q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
