@@ -2,7 +2,7 @@
  *
  * prefill.cuh: tiles of 128 rows against 64 or 128 keys at a time, bound by products, which are
  * wgmma's. One warpgroup copies, two multiply, 64 rows each; of 64 rows one multiplies, against
- * FI_KEYS keys at a time, and what it waits for are keys (FI_PREFILL_HALF); over fp8 two copy
+ * 64 or 128 keys at a time, and what it waits for are keys (FI_PREFILL_HALF); over fp8 two copy
  * (FI_PREFILL_HALF_CODES):
  *
  *   producers   Q | K V | K V | K V | ...          units of keys into stages, as they come free
@@ -321,8 +321,9 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
                     FI_LINE(line, q_slots), 0, FI_HALF_##type, 0, true)
 #define FI_PREFILL_HALF(line, type)                                                                \
     FI_TILES_KERNEL(fi_prefill_half_##line##_##type, FI_HALF_ROWS, FI_LINE(line, dim),             \
-                    FI_LINE(line, v_dim), FI_KEYS, FI_HALF_STAGES(FI_LINE(line, dim)),             \
-                    FI_HALF_SLOTS, 0, FI_HALF_##type, 0, false)
+                    FI_LINE(line, v_dim), FI_HALF_KEYS(FI_LINE(line, dim)),                        \
+                    FI_HALF_STAGES(FI_LINE(line, dim)), FI_HALF_SLOTS, 0, FI_HALF_##type, 0,       \
+                    false)
 #define FI_PREFILL_HALF_CODES(line, type, codes)                                                   \
     FI_TILES_KERNEL(fi_prefill_half_##line##_##type##_##codes, FI_HALF_ROWS, FI_LINE(line, dim),   \
                     FI_LINE(line, v_dim), FI_HALF_CODES_KEYS, FI_HALF_CODES_STAGES, FI_HALF_SLOTS, \

@@ -53,17 +53,18 @@
 #define FI_MANY_STAGES(dim, stages) ((dim) > 64 ? (stages) : 8)
 
 /* Of prefill for half a tile's rows, on Hopper, where a warpgroup has registers for all columns:
- * units of FI_KEYS keys as decode has them, for it waits for memory as well. One warpgroup copies,
- * one multiplies. */
+ * units of FI_KEYS keys as decode has them, for it waits for memory as well; of 64 dimensions, whose
+ * keys come in half of the time, of twice as many. One warpgroup copies, one multiplies. */
 #define FI_HALF_STAGES(dim) 4
+#define FI_HALF_KEYS(dim)   ((dim) > 64 ? FI_KEYS : 128)
 #define FI_HALF_SLOTS       2 /* tiles of queries */
 #define FI_HALF_PANELS(dim) (((dim) + 63) / 64)
 #define FI_HALF_BYTES(dim, v_dim)                                                                  \
-    ((dim) > 128                                                                                   \
-         ? 0                                                                                       \
-         : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                             \
-                  FI_HALF_STAGES(dim) * FI_KEYS * (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim))) + \
-               1536)
+    ((dim) > 128 ? 0                                                                               \
+                 : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                     \
+                          FI_HALF_STAGES(dim) * FI_HALF_KEYS(dim) *                                \
+                              (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim))) +                     \
+                       1536)
 
 /* Most dimensions of prefill's kernels for groups with slopes (prefill_slopes.cuh), on Hopper. */
 #define FI_SLOPES_DIM         128
@@ -192,7 +193,7 @@ typedef struct fi_shape {
                 {"fi_prefill_" #name, FI_PREFILL_ROWS, keys, 384, prefill_shared, 1, 0},           \
                 {"fi_prefill_half_" #name,                                                         \
                  FI_HALF_ROWS,                                                                     \
-                 FI_KEYS,                                                                          \
+                 FI_HALF_KEYS(dim),                                                                \
                  FI_TEAM(FI_HALF_BYTES(dim, v_dim), 2),                                            \
                  FI_HALF_BYTES(dim, v_dim),                                                        \
                  1,                                                                                \
