@@ -98,6 +98,7 @@ static void pose(const attn_problem *problem, uint32_t index, posed *to)
     to->group.attention_chunk = 0;
     to->problem.group = &to->group;
     to->problem.bounds = &to->bounds;
+    to->problem.need_notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT; /* create_attend() sees to it */
 }
 
 static attn_status create_attend(attn_instance *made, const attn_problem *problems,
@@ -110,14 +111,19 @@ static attn_status create_attend(attn_instance *made, const attn_problem *proble
         return attn_util_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for %llu problems",
                               (unsigned long long)count);
     attn_problem *list = (attn_problem *)(void *)(poses + count);
+    uint32_t needs = 0;
     for (uint32_t i = 0; i < count; i++) {
-        pose(attn_at(problems, i), i, &poses[i]);
+        const attn_problem *problem = attn_at(problems, i);
+        needs |= problem->need_notes;
+        pose(problem, i, &poses[i]);
         list[i] = poses[i].problem;
         list[i].struct_size = sizeof list[i];
     }
     attn_status status = flashmla_like_type.create(&flashmla_like_type, list, made->num_groups,
                                                    options, made->services, &made->attend, error);
     made->services->release(made->services->ctx, ATTN_SPACE_HOST, poses);
+    if (status == ATTN_OK && needs & ATTN_NOTE_BATCH_INVARIANT)
+        flashmla_like_keep_whole(made->attend);
     return status;
 }
 

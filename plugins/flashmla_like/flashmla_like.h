@@ -32,6 +32,7 @@ struct attn_instance {
     cuda_facts facts;
     cuda_module module;
     cuda_function plan, merge, attend[FM_LATENTS][FM_KERNELS];
+    int whole; /* no unit is divided: type.h */
     uint32_t num_groups;
     cuda_group *groups; /* one KV head; layers lie after them */
 };

@@ -6,9 +6,15 @@
 
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/image.h"
+#include "plugins/flashmla_like/type.h"
 
 CUDA_IMAGE_DECLARE(flashmla)
 static const cuda_image images[] = {CUDA_IMAGE(flashmla)};
+
+void flashmla_like_keep_whole(attn_instance *instance)
+{
+    instance->whole = 1;
+}
 
 void fm_destroy(attn_instance *instance)
 {

@@ -176,6 +176,7 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     call->chunk = group->chunk;
     call->sm_scale = group->sm_scale;
     call->out_f32 = group->out_dtype == ATTN_F32;
+    call->whole = metadata->instance->whole;
 }
 
 attn_status fm_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,

@@ -9,4 +9,8 @@
 
 extern const attn_backend_type flashmla_like_type;
 
+/* No batch planned from now on divides the keys of a sequence with few queries (128 rows of heads), so that its bits
+ * depend on no other sequence. */
+void flashmla_like_keep_whole(attn_instance *instance);
+
 #endif /* FLASHMLA_LIKE_TYPE_H */

@@ -10,7 +10,8 @@
  * tiles of keys that they see. Units lie one after another on a line, MLA_UNIT_COST + tiles long
  * each; the line is cut into ranges of equal length, and a cluster of `pair` blocks works on each,
  * N rows a block. A unit that a cut divides has parts, which mla_merge adds up. Where units are
- * equally long and ranges of whole units are not much longer, no cut divides one.
+ * equally long and ranges of whole units are not much longer, no cut divides one. With `whole` none ever does:
+ * units lie as far apart as the longest one is long, and ranges have equally many.
  */
 #ifndef FLASHMLA_LIKE_MLA_H
 #define FLASHMLA_LIKE_MLA_H
@@ -171,6 +172,7 @@ typedef struct mla_call {
     float sm_scale;
     float q_scale, q_pe_scale;
     int boxed; /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
+    int whole; /* 1 = no cut divides a unit, however long it is */
     mla_map maps
         [2]; /* {dim, latent of a page, page, 1} of c_kv and k_pe; queries of e4m3: the first, of both */
 } mla_call;

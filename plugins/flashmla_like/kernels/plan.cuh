@@ -78,6 +78,12 @@ PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int r
     return divided;
 }
 
+/* The length of ranges that have whole units, which lie `place` apart. */
+PORTABLE int plan_whole_range(const mla_call *c, int count, int place)
+{
+    return int_max((count + c->ranges - 1) / c->ranges, 1) * place;
+}
+
 /* Where a range begins, at a unit of the list or, if there is none, nowhere. */
 PORTABLE mla_start plan_start(const mla_call *c, int unit, int num_units, int range)
 {
@@ -139,24 +145,37 @@ static __device__ int plan_range(const mla_call *c, int count, int length, int *
     return all == 0 && whole * 100ll <= least * (100ll + MLA_WHOLE_PERCENT) ? whole : least;
 }
 
+/* The length of the longest unit on the line. */
+static __device__ int plan_longest(const mla_call *c, int count, int *longest)
+{
+    if (threadIdx.x == 0)
+        *longest = 1;
+    __syncthreads();
+    for (int u = threadIdx.x; u < count; u += MLA_PLAN_THREADS)
+        atomicMax(longest, c->units[u].tiles + MLA_UNIT_COST);
+    __syncthreads();
+    return *longest;
+}
+
 extern "C" __global__ void __launch_bounds__(MLA_PLAN_THREADS)
     mla_plan(const __grid_constant__ mla_call c)
 {
-    __shared__ int sums[MLA_PLAN_THREADS / 32];
+    __shared__ int sums[MLA_PLAN_THREADS / 32], longest;
     int count = plan_list(&c, sums), length = 0;
     if (threadIdx.x == 0)
         c.plan->num_divided = 0;
     __syncthreads();
+    int place = c.whole ? plan_longest(&c, count, &longest) : 0;
     for (int base = 0; base < count; base += MLA_PLAN_THREADS) {
         int u = base + (int)threadIdx.x, total;
-        int mine = u < count ? c.units[u].tiles + MLA_UNIT_COST : 0;
+        int mine = u >= count ? 0 : place ? place : c.units[u].tiles + MLA_UNIT_COST;
         int at = length + plan_scan(mine, &total, sums);
         if (u < count)
             c.units[u].begin = at;
         length += total;
     }
     __syncthreads();
-    int range = plan_range(&c, count, length, sums);
+    int range = place ? plan_whole_range(&c, count, place) : plan_range(&c, count, length, sums);
     for (int r = threadIdx.x; r < c.ranges; r += MLA_PLAN_THREADS) {
         int low = 0, high = count;
         while (high - low > 1) {

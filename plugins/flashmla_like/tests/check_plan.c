@@ -47,15 +47,15 @@ static void make_case(plan_case *c, int heads, int most_q, int window)
     c->call.window_left = window;
 }
 
-/* As mla_plan does it, one after the other. */
-static void list_units(plan_case *c)
+/* As mla_plan does it, one after the other, each as long as it is or all `place` long. */
+static void list_units(plan_case *c, int place)
 {
     for (int s = 0; s < c->call.batch.num_seqs; s++)
         for (int piece = 0; piece < plan_seq_units(&c->call, s); piece++) {
             mla_unit *unit = &c->units[c->num_units++];
             *unit = plan_unit(&c->call, s, piece);
             unit->begin = c->length;
-            c->length += unit->tiles + MLA_UNIT_COST;
+            c->length += place ? place : unit->tiles + MLA_UNIT_COST;
         }
 }
 
@@ -115,12 +115,40 @@ LOOP_OF(plan, ranges_share_out_all_tiles, 0, 60)
     state = (uint32_t)_i;
     make_case(c, heads[_i % 5], most_q[_i / 5 % 3], _i % 4 == 3 ? 100 : -1);
     c->call.batch.window_right = 0;
-    list_units(c);
+    list_units(c, 0);
     ck_assert_int_gt(c->num_units, 0);
     int range = (c->length + RANGES - 1) / RANGES;
     for (int u = 0; u < c->num_units; u++) {
         check_unit(c, &c->units[u], range);
         check_keys(c, &c->units[u]);
+    }
+    free(c);
+}
+
+/* How many ranges work on a unit. */
+static int ranges_of(const mla_unit *unit, int range)
+{
+    int working = 0;
+    for (int r = 0; r < RANGES; r++) {
+        int t0, t1;
+        plan_tiles(unit, range, r, &t0, &t1);
+        working += t0 < t1;
+    }
+    return working;
+}
+
+/* Of places as long as the longest unit and longer. */
+LOOP_OF(plan, units_in_places_are_whole, 0, 20)
+{
+    plan_case *c = malloc(sizeof *c);
+    state = (uint32_t)_i;
+    make_case(c, 16, _i % 2 ? 90 : 1, -1);
+    c->call.ranges = RANGES;
+    list_units(c, 5100 / 64 + MLA_UNIT_COST + _i % 3);
+    int range = plan_whole_range(&c->call, c->num_units, c->length / c->num_units);
+    for (int u = 0; u < c->num_units; u++) {
+        check_unit(c, &c->units[u], range);
+        ck_assert_int_eq(ranges_of(&c->units[u], range), 1);
     }
     free(c);
 }
