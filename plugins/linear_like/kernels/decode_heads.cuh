@@ -80,20 +80,14 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
     }
 };
 
-/* bulk_load() with evict_last: written lines leave L2 before lines that were loaded, so DRAM gets longer runs of
- * writes. */
-DEVICE void bulk_load_kept(unsigned to, const void *from, unsigned bytes, unsigned barrier)
+/* Written lines leave L2 before lines that were loaded with this policy, so DRAM gets longer runs of writes. */
+DEVICE unsigned long long policy_of_states()
 {
+    unsigned long long policy = 0;
 #if HAS_HOPPER
-    asm volatile("{\n.reg .b64 policy;\n"
-                 "createpolicy.fractional.L2::evict_last.b64 policy, 1.0;\n"
-                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], policy;\n}" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-#else
-    __trap();
+    asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
 #endif
+    return policy;
 }
 
 /* One thread: the copy engine brings what lies in one piece. */
@@ -105,7 +99,8 @@ DEVICE void begin_to_load(const heads_block &b, unsigned barrier)
         return;
     barrier_arrive_expect(barrier, b.bytes);
     if (b.call.kept)
-        bulk_load_kept(shared_address(b.state), b.place(b.sequence.slot), b.bytes, barrier);
+        bulk_load_by(shared_address(b.state), b.place(b.sequence.slot), b.bytes, barrier,
+                     policy_of_states());
     else
         bulk_load(shared_address(b.state), b.place(b.sequence.slot), b.bytes, barrier);
 }
