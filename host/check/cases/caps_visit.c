@@ -8,6 +8,7 @@
 #include "host/base/mix.h"
 #include "host/select/select.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,6 +17,7 @@ enum {
     KIND_CASES = 3,
     PROBLEMS = 1000, /* of a case */
     PLAIN = 64,      /* of which one is accepted, or else none of the kind is asked about */
+    WHAT_TEXT = 700, /* of what is wrong */
     PROBLEM_TEXT = 800
 };
 
@@ -77,11 +79,16 @@ bool caps_same_reason(const attn_reason *a, const attn_reason *b)
 
 /* ---- One after the other --------------------------------------------------------------------- */
 
-void caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *what)
+bool caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *format, ...)
 {
-    char text[PROBLEM_TEXT];
+    char what[WHAT_TEXT], text[PROBLEM_TEXT];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
     caps_problem_describe(p, text, sizeof text);
     check_fail(visit->run, "%s; the problem: %s", what, text);
+    return false;
 }
 
 /* One problem; false ends the case. */

@@ -97,8 +97,9 @@ const struct caps_unknown *caps_unknown_of_any(int32_t n);
 void caps_must_refuse(struct check_run *run, struct caps_problem *p,
                       const struct caps_unknown *unknown);
 
-/* Report a failure: what is wrong, and the problem. */
-void caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *what);
+/* Report a failure: what is wrong, and the problem. Returns false, as what found it does. */
+bool caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* What the checks make of a problem: CAPS-01, CAPS-03 (caps.c). */
 bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,

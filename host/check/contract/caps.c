@@ -64,14 +64,12 @@ bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
     caps_problem_copy(&asked, p);
     caps_ask(visit->run->subject, &asked.problem, &again);
     if (!same_answer(answer, &again))
-        caps_tell(visit, p, "query gives another answer the second time");
-    else if (memcmp(&asked.group, &p->group, offsetof(attn_layer_group, layers)) != 0 ||
-             memcmp(&asked.bounds, &p->bounds, sizeof p->bounds) != 0 ||
-             memcmp(&asked.device, &p->device, sizeof p->device) != 0)
-        caps_tell(visit, p, "query changes the problem it is asked about");
-    else
-        return true;
-    return false;
+        return caps_tell(visit, p, "query gives another answer the second time");
+    if (memcmp(&asked.group, &p->group, offsetof(attn_layer_group, layers)) != 0 ||
+        memcmp(&asked.bounds, &p->bounds, sizeof p->bounds) != 0 ||
+        memcmp(&asked.device, &p->device, sizeof p->device) != 0)
+        return caps_tell(visit, p, "query changes the problem it is asked about");
+    return true;
 }
 
 CHECK_RUN(same_answer, caps_visit_problems(run, caps_look_same))
@@ -145,7 +143,7 @@ bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer)
 {
     const struct check_subject *subject = visit->run->subject;
-    char here, what[512];
+    char here;
     attn_instance *const untouched = (attn_instance *)(void *)&here;
     attn_instance *instance = untouched;
     host_error error;
@@ -157,16 +155,13 @@ bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
     if (status == ATTN_OK)
         subject->type->ops->destroy(instance);
     if (!good)
-        snprintf(what, sizeof what, "query refuses, create gives %s %.300s: accepted UNSUPPORTED",
-                 host_status_name(status), host_error_text(&error));
-    else if (instance != untouched)
-        snprintf(what, sizeof what, "a create that fails sets its output");
-    else if (!host_error_text(&error)[0])
-        snprintf(what, sizeof what, "a create that fails says nothing");
-    else
-        return true;
-    caps_tell(visit, p, what);
-    return false;
+        return caps_tell(visit, p, "query refuses, create gives %s %.300s: accepted UNSUPPORTED",
+                         host_status_name(status), host_error_text(&error));
+    if (instance != untouched)
+        return caps_tell(visit, p, "a create that fails sets its output");
+    if (!host_error_text(&error)[0])
+        return caps_tell(visit, p, "a create that fails says nothing");
+    return true;
 }
 
 static bool only_bounds(const struct caps_answer *answer)
@@ -186,28 +181,22 @@ static bool refuses_metadata(struct caps_visit *visit, const struct caps_problem
     attn_memory_size size = {.struct_size = sizeof size};
     attn_memory memory = {.struct_size = sizeof memory};
     attn_metadata *metadata = NULL;
-    char what[512];
     host_error error;
     host_error_init(&error);
     attn_status status =
         ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size, &error.base);
-    if (!is_refusal(visit->run->subject, status)) {
-        snprintf(what, sizeof what,
-                 "query refuses bounds for which metadata_size gives %s %.300s: accepted "
-                 "UNSUPPORTED",
-                 host_status_name(status), host_error_text(&error));
-        caps_tell(visit, p, what);
-        return false;
-    }
+    if (!is_refusal(visit->run->subject, status))
+        return caps_tell(visit, p,
+                         "query refuses bounds for which metadata_size gives %s %.300s: accepted "
+                         "UNSUPPORTED",
+                         host_status_name(status), host_error_text(&error));
     status = ops->metadata_create(instance, ATTN_METADATA_EAGER, &p->bounds, &memory, &metadata,
                                   &error.base);
     if (is_refusal(visit->run->subject, status) && !metadata)
         return true;
-    snprintf(what, sizeof what,
-             "query refuses bounds for which metadata_create gives %s: accepted UNSUPPORTED",
-             host_status_name(status));
-    caps_tell(visit, p, what);
-    return false;
+    return caps_tell(
+        visit, p, "query refuses bounds for which metadata_create gives %s: accepted UNSUPPORTED",
+        host_status_name(status));
 }
 
 bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
@@ -392,9 +381,8 @@ static bool look_new_tokens(struct caps_visit *visit, const struct caps_problem 
         if (other.status != ATTN_OK || !other.verdict.supported ||
             !((other.verdict.reads_new_kv_unquantised ^ reads) & ATTN_MODE_BIT(mode)))
             continue;
-        caps_tell(visit, p,
-                  "reads_new_kv_unquantised of a mode depends on other modes or on bounds");
-        return false;
+        return caps_tell(visit, p,
+                         "reads_new_kv_unquantised of a mode depends on other modes or on bounds");
     }
     return true;
 }
@@ -411,8 +399,7 @@ static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p
         p->group.kv_scale_granularity != ATTN_SCALE_PER_TOKEN_HEAD ||
         (answer->verdict.reads_new_kv_unquantised & modes) == modes)
         return true;
-    caps_tell(visit, p, "with scales per token reads_new_kv_unquantised lacks a mode");
-    return false;
+    return caps_tell(visit, p, "with scales per token reads_new_kv_unquantised lacks a mode");
 }
 
 CHECK_RUN(as_given, caps_visit_problems(run, look_as_given))
@@ -433,9 +420,8 @@ bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
     if (again.status == ATTN_OK && again.verdict.supported &&
         (again.verdict.notes & promised) == promised)
         return true;
-    caps_tell(visit, p,
-              "the verdict has a promise that it has no more when need_notes asks for it");
-    return false;
+    return caps_tell(visit, p,
+                     "the verdict has a promise that it has no more when need_notes asks for it");
 }
 
 CHECK_RUN(promises, caps_visit_problems(run, caps_look_promises))

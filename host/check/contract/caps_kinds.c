@@ -31,7 +31,6 @@ static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
     const struct check_subject *subject = visit->run->subject;
     attn_memory_size size = {.struct_size = sizeof size};
     attn_instance *instance = NULL;
-    char what[400];
     host_error error;
     if (answer->status != ATTN_OK || !answer->verdict.supported || p->elsewhere)
         return true;
@@ -46,10 +45,9 @@ static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
         subject->type->ops->destroy(instance);
     if (status == ATTN_OK || lacks_means(status))
         return true;
-    snprintf(what, sizeof what, "query accepts, %s gives %s %.300s",
-             made ? "metadata_size" : "create", host_status_name(status), host_error_text(&error));
-    caps_tell(visit, p, what);
-    return false;
+    return caps_tell(visit, p, "query accepts, %s gives %s %.300s",
+                     made ? "metadata_size" : "create", host_status_name(status),
+                     host_error_text(&error));
 }
 
 CHECK_COUNT(mla, caps_count_kind_cases(subject, ATTN_KIND_MLA))

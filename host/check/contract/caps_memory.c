@@ -60,9 +60,7 @@ static bool look_promised(struct caps_visit *visit, const struct caps_problem *p
         ATTN_OK)
         compare(&answer->verdict, &size, what, sizeof what);
     subject->type->ops->destroy(instance);
-    if (what[0])
-        caps_tell(visit, p, what);
-    return !what[0];
+    return !what[0] || caps_tell(visit, p, "%s", what);
 }
 
 CHECK_COUNT(mla, caps_count_kind_cases(subject, ATTN_KIND_MLA))

@@ -169,34 +169,24 @@ bool caps_look_reasons(struct caps_visit *visit, const struct caps_problem *p,
     struct remedy remedies[CAPS_MAX_REASONS] = {0};
     int32_t chosen[CAPS_MAX_REASONS], count = find_remedies(answer, remedies);
     struct caps_problem changed;
-    char what[700], reasons[500];
+    char reasons[500];
     bool tried;
     if (answer->status != ATTN_OK || answer->verdict.supported)
         return true;
     list_reasons(answer, reasons, sizeof reasons);
-    if (answer->verdict.num_reasons == 0) {
-        caps_tell(visit, p, "query refuses without a reason");
-        return false;
-    }
+    if (answer->verdict.num_reasons == 0)
+        return caps_tell(visit, p, "query refuses without a reason");
     if (count == 0)
         return true;
-    if (!find_cure(subject, p, remedies, count, chosen, &tried)) {
-        snprintf(what, sizeof what,
-                 "with every named field set to an accepted value query still "
-                 "refuses: %s",
-                 reasons);
-        if (tried)
-            caps_tell(visit, p, what);
-        return !tried;
-    }
-    for (int32_t n = 0; n < count; n++) {
-        if (!apply_all(p, remedies, count, chosen, n, &changed) || !caps_accepts(subject, &changed))
-            continue;
-        snprintf(what, sizeof what, "a field that is named need not change, number %d: %s", n + 1,
-                 reasons);
-        caps_tell(visit, p, what);
-        return false;
-    }
+    if (!find_cure(subject, p, remedies, count, chosen, &tried))
+        return !tried ||
+               caps_tell(visit, p,
+                         "with every named field set to an accepted value query still refuses: %s",
+                         reasons);
+    for (int32_t n = 0; n < count; n++)
+        if (apply_all(p, remedies, count, chosen, n, &changed) && caps_accepts(subject, &changed))
+            return caps_tell(visit, p, "a field that is named need not change, number %d: %s",
+                             n + 1, reasons);
     return true;
 }
 
@@ -226,12 +216,10 @@ bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
             caps_ask(subject, &changed.problem, &again);
             if (again.status != ATTN_OK || times_named(&again, remedies[n].field) == 0)
                 continue;
-            char what[700], reasons[500];
+            char reasons[500];
             list_reasons(&again, reasons, sizeof reasons);
-            snprintf(what, sizeof what, "what a reason accepts is refused for the same field: %s",
-                     reasons);
-            caps_tell(visit, &changed, what);
-            return false;
+            return caps_tell(visit, &changed,
+                             "what a reason accepts is refused for the same field: %s", reasons);
         }
     return true;
 }
@@ -252,7 +240,7 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
     for (uint32_t r = 0; r < caps_num_reasons(answer); r++) {
         const attn_reason *reason = &answer->reasons[r];
         const char *text = reason->accepted;
-        char what[700], reason_text[400];
+        char reason_text[400];
         struct caps_item item;
         uint32_t set = 0;
         int more, bad_dtype = 0, bad_set = 0;
@@ -267,14 +255,13 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
         if (more == 0 && !bad_dtype && !bad_set && known && reason->accepted[0])
             continue;
         select_reason_text(reason, reason_text, sizeof reason_text);
-        snprintf(what, sizeof what, "%s: \"%s\"",
-                 !known      ? "a reason has a code or field that does not exist"
-                 : bad_set   ? "a set is not given as the names of its members"
-                 : bad_dtype ? "a data type is not called f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
+        return caps_tell(visit, p, "%s: \"%s\"",
+                         !known    ? "a reason has a code or field that does not exist"
+                         : bad_set ? "a set is not given as the names of its members"
+                         : bad_dtype
+                             ? "a data type is not called f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
                              : "`accepted` is not a list of numbers, ranges and words",
-                 reason_text);
-        caps_tell(visit, p, what);
-        return false;
+                         reason_text);
     }
     return true;
 }
@@ -308,31 +295,27 @@ static bool check_room(struct caps_visit *visit, const struct caps_problem *p,
     attn_verdict verdict = {.struct_size = sizeof verdict,
                             .reasons_capacity = capacity,
                             .reasons = capacity ? &reasons[0].reason : NULL};
-    char what[300] = "";
     subject->type->query(subject->type, subject->options, subject->services, &p->problem, &verdict,
                          NULL);
     if (verdict.num_reasons != answer->verdict.num_reasons)
-        snprintf(what, sizeof what, "with room for %u reasons query counts %u, with room for %d %u",
-                 capacity, verdict.num_reasons, CAPS_MAX_REASONS, answer->verdict.num_reasons);
+        return caps_tell(visit, p, "with room for %u reasons query counts %u, with room for %d %u",
+                         capacity, verdict.num_reasons, CAPS_MAX_REASONS,
+                         answer->verdict.num_reasons);
     for (uint32_t r = 0; r < CAPS_MAX_REASONS; r++) {
         bool written = r < capacity && r < verdict.num_reasons;
         const unsigned char *body = (const unsigned char *)&reasons[r];
         if (reasons[r].reason.struct_size != sizeof reasons[r] ||
             !is_untouched(reasons[r].more, sizeof reasons[r].more) ||
             (!written && !is_untouched(body + 4, sizeof(attn_reason) - 4)))
-            snprintf(what, sizeof what,
-                     "with room for %u of %u reasons query writes beyond, at "
-                     "reason %u",
-                     capacity, verdict.num_reasons, r);
-        else if (written && !caps_same_reason(&reasons[r].reason, &answer->reasons[r]))
-            snprintf(what, sizeof what,
-                     "with room for %u of %u reasons, of a larger size, reason "
-                     "%u is another",
-                     capacity, verdict.num_reasons, r);
+            return caps_tell(visit, p,
+                             "with room for %u of %u reasons query writes beyond, at reason %u",
+                             capacity, verdict.num_reasons, r);
+        if (written && !caps_same_reason(&reasons[r].reason, &answer->reasons[r]))
+            return caps_tell(
+                visit, p, "with room for %u of %u reasons, of a larger size, reason %u is another",
+                capacity, verdict.num_reasons, r);
     }
-    if (what[0])
-        caps_tell(visit, p, what);
-    return !what[0];
+    return true;
 }
 
 /* A verdict of a version that had no more than the reasons. */
@@ -353,9 +336,8 @@ static bool check_short(struct caps_visit *visit, const struct caps_problem *p,
         verdict.num_reasons == answer->verdict.num_reasons &&
         is_untouched(body + size, sizeof verdict - size))
         return true;
-    caps_tell(visit, p,
-              "a verdict that ends before graph_level is written beyond its end, or another");
-    return false;
+    return caps_tell(
+        visit, p, "a verdict that ends before graph_level is written beyond its end, or another");
 }
 
 bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,
