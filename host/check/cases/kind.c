@@ -117,12 +117,17 @@ void *kind_keep(const struct kind_case *k)
     return copy;
 }
 
-void run_alone(struct check_run *run)
+void kind_use(struct check_run *run, void (*use)(struct kind_case *k))
 {
     struct kind_case k;
     if (kind_find(&k, run))
-        kind_run(&k);
+        use(&k);
     kind_close(&k);
+}
+
+void run_alone(struct check_run *run)
+{
+    kind_use(run, kind_run);
 }
 
 int32_t kind_variants(const struct kind_cases *cases)

@@ -129,6 +129,9 @@ bool kind_find(struct kind_case *k, struct check_run *run);
 bool kind_open(struct kind_case *k, struct check_run *run);
 void kind_close(struct kind_case *k);
 
+/* use() with the spec that kind_find() finds. */
+void kind_use(struct check_run *run, void (*use)(struct kind_case *k));
+
 /* Make the case of its spec. False: reported. Make it, judge it in a session of its own, and destroy it. */
 bool kind_make(struct kind_case *k);
 void kind_run(struct kind_case *k);

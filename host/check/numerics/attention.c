@@ -94,18 +94,16 @@ static void split_keys(const struct case_spec *whole, struct case_spec *front,
     front->flags |= ATTN_FORWARD_OMIT_SINK; /* of partials to be merged one has the sink */
 }
 
-static void run_merge(struct check_run *run)
+static void judge_merge(struct kind_case *k)
 {
-    struct partials parts = {.run = run, .count = 3, .units = 1};
-    struct kind_case k;
-    if (kind_find(&k, run)) {
-        parts.specs[PARTIALS_WHOLE] = k.at.spec;
-        split_keys(&k.at.spec, &parts.specs[PARTIALS_FIRST], &parts.specs[PARTIALS_FIRST + 1]);
-        if (numerics_accepts(&k.at, &parts.specs[PARTIALS_FIRST]))
-            partials_judge(&parts, k.at.options);
-    }
-    kind_close(&k);
+    struct partials parts = {.run = k->run, .count = 3, .units = 1};
+    parts.specs[PARTIALS_WHOLE] = k->at.spec;
+    split_keys(&k->at.spec, &parts.specs[PARTIALS_FIRST], &parts.specs[PARTIALS_FIRST + 1]);
+    if (numerics_accepts(&k->at, &parts.specs[PARTIALS_FIRST]))
+        partials_judge(&parts, k->at.options);
 }
+
+CHECK_RUN(merge, kind_use(run, judge_merge))
 
 /* ---- The grid -------------------------------------------------------------------------------- */
 

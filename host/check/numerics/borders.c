@@ -198,6 +198,7 @@ static void climb_all(struct kind_case *k)
     attn_instance *instance = NULL;
     host_error error;
     host_error_init(&error);
+    axes_make_short(k);
     spec_problem_init(&posed, &k->at.spec, &subject->device->info);
     attn_status status = subject->type->create(subject->type, problem, 1, options,
                                                subject->services, &instance, &error.base);
@@ -218,15 +219,7 @@ static void climb_all(struct kind_case *k)
     subject->type->ops->destroy(instance);
 }
 
-static void run_climb(struct check_run *run)
-{
-    struct kind_case k;
-    if (kind_find(&k, run)) {
-        axes_make_short(&k);
-        climb_all(&k);
-    }
-    kind_close(&k);
-}
+CHECK_RUN(climb, kind_use(run, climb_all))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 

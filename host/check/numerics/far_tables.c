@@ -8,16 +8,17 @@
 
 #include <string.h>
 
-static void judge(struct check_run *run, const struct case_spec *spec, const attn_options *options)
+static void judge(struct kind_case *k)
 {
     static const struct case_run once = {.exact_memory = true};
+    struct check_run *run = k->run;
     struct check_subject subject = *run->subject;
     struct check_run moved = *run;
     struct far_batch far;
     far_batch_init(&far, subject.type, subject.device);
     subject.type = &far.type;
     moved.subject = &subject;
-    numerics_run(&moved, spec, options, &once);
+    numerics_run(&moved, &k->at.spec, k->at.options, &once);
     run->code = moved.code;
     memcpy(run->text, moved.text, sizeof run->text);
     if (run->code == CHECK_PASS && far.tables == 0)
@@ -27,14 +28,10 @@ static void judge(struct check_run *run, const struct case_spec *spec, const att
 
 static void run_far(struct check_run *run)
 {
-    struct kind_case k;
-    if (run->subject->fake_device) {
+    if (run->subject->fake_device)
         check_skip(run, "the fake driver fills its memory: no tables of some GiB");
-        return;
-    }
-    if (kind_find(&k, run))
-        judge(run, &k.at.spec, k.at.options);
-    kind_close(&k);
+    else
+        kind_use(run, judge);
 }
 
 #define ROW(rule, name, sentence, cases)                                                           \

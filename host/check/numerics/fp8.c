@@ -164,12 +164,13 @@ static void code_case(struct coding *coding, char *row)
             code_sequence(coding, s, row);
 }
 
-static void judge_codes(struct check_run *run, const struct case_spec *spec,
-                        const attn_options *options)
+static void judge_codes(struct kind_case *k)
 {
+    struct check_run *run = k->run;
+    const struct case_spec *spec = &k->at.spec;
     struct coding coding = {.c = numerics_case(run, spec, NULL)};
     struct case_session *session =
-        coding.c ? numerics_session(run, coding.c, spec, options, &exactly) : NULL;
+        coding.c ? numerics_session(run, coding.c, spec, k->at.options, &exactly) : NULL;
     char *row = malloc((size_t)(spec->head_dim + spec->v_head_dim) * 4 + 64);
     bool good = session && row;
     for (int round = 0; good && round < NUM_CODES && !(round > 0 && has_all(&coding)); round++) {
@@ -196,57 +197,40 @@ static void set_lengths(struct case_spec *spec)
     spec->wants_lse = true;
 }
 
-/* ---- Finding specs --------------------------------------------------------------------------- */
-
-/* What is done with a spec that was found. */
-typedef void (*use_spec)(struct check_run *run, const struct case_spec *spec,
-                         const attn_options *options);
-
-static void with_spec(struct check_run *run, use_spec use)
-{
-    struct kind_case k;
-    if (kind_find(&k, run))
-        use(run, &k.at.spec, k.at.options);
-    kind_close(&k);
-}
-
-CHECK_RUN(codes, with_spec(run, judge_codes))
+CHECK_RUN(codes, kind_use(run, judge_codes))
 
 /* ---- Where scales are ------------------------------------------------------------------------ */
 
-static void judge_device_scales(struct check_run *run, const struct case_spec *spec,
-                                const attn_options *options)
+static void judge_device_scales(struct kind_case *k)
 {
-    struct case_spec elsewhere = *spec;
-    elsewhere.device_scales = true;
-    numerics_run(run, &elsewhere, options, &(struct case_run){.exact_memory = true});
+    k->at.spec.device_scales = true;
+    numerics_run(k->run, &k->at.spec, k->at.options, &(struct case_run){.exact_memory = true});
 }
 
-CHECK_RUN(device_scales, with_spec(run, judge_device_scales))
+CHECK_RUN(device_scales, kind_use(run, judge_device_scales))
 
 /* ---- Scores of 0 ----------------------------------------------------------------------------- */
 
 /* A scale of 0 is 0, not a scale that was left out. Needles have nothing to say then. */
-static void judge_unscaled(struct check_run *run, const struct case_spec *spec,
-                           const attn_options *options)
+static void judge_unscaled(struct kind_case *k)
 {
-    struct forward_case *c = numerics_case(run, spec, NULL);
+    struct forward_case *c = numerics_case(k->run, &k->at.spec, NULL);
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    const struct check_subject *subject = run->subject;
+    const struct check_subject *subject = k->run->subject;
     if (c) {
         c->posed.group.sm_scale = 0;
         c->num_needles = 0;
-        attn_status status = subject->type->query(subject->type, options, subject->services,
+        attn_status status = subject->type->query(subject->type, k->at.options, subject->services,
                                                   &c->posed.problem, &verdict, NULL);
         if (status == ATTN_OK && !verdict.supported)
-            check_skip(run, "query refuses sm_scale 0");
+            check_skip(k->run, "query refuses sm_scale 0");
         else
-            numerics_judge_alone(run, c, spec, options);
+            numerics_judge_alone(k->run, c, &k->at.spec, k->at.options);
     }
     forward_case_destroy(c);
 }
 
-CHECK_RUN(scale_zero, with_spec(run, judge_unscaled))
+CHECK_RUN(scale_zero, kind_use(run, judge_unscaled))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 

@@ -46,42 +46,28 @@ static void set_runs(struct case_spec *spec, enum case_hint hint, bool tiles)
     }
 }
 
-/* The hint of all runs in every case; of the others, and none at all, one in each. */
-static void judge_hints(struct check_run *run, const struct grid *grid,
-                        const struct case_spec *base, const attn_options *options, bool tiles)
+static void judge_spec(struct kind_case *k, struct case_spec *spec)
 {
-    const struct case_run exactly = {.exact_memory = true};
-    static const enum case_hint others[] = {HINT_SOME, HINT_SHORT, HINT_NONE};
-    for (int n = 0; n < 2 && run->code == CHECK_PASS; n++) {
-        struct case_spec spec = *base;
-        char reason[512] = "";
-        set_runs(&spec, n ? others[run->index % 3] : HINT_ALL, tiles);
-        if (grid_accepts_spec(grid, options, &spec, reason, sizeof reason))
-            numerics_run(run, &spec, options, &exactly);
-        else
-            check_skip(run, "%s", reason);
-    }
+    if (numerics_accepts(&k->at, spec))
+        numerics_run(k->run, spec, k->at.options, &(struct case_run){.exact_memory = true});
 }
 
-static void run_found(struct check_run *run, bool tiles)
+/* The hint of all runs in every case; of the others, and none at all, one in each. */
+static void judge_hints(struct kind_case *k, bool tiles)
 {
-    struct kind_case k;
-    if (kind_find(&k, run))
-        judge_hints(run, k.at.grid, &k.at.spec, k.at.options, tiles);
-    kind_close(&k);
+    static const enum case_hint others[] = {HINT_SOME, HINT_SHORT, HINT_NONE};
+    for (int n = 0; n < 2 && k->run->code == CHECK_PASS; n++) {
+        struct case_spec spec = k->at.spec;
+        set_runs(&spec, n ? others[k->run->index % 3] : HINT_ALL, tiles);
+        judge_spec(k, &spec);
+    }
 }
 
 /* Levels of runs, and nothing else. */
-static void judge_levels(struct check_run *run, bool tiles)
+static void judge_levels(struct kind_case *k, bool tiles)
 {
-    const struct case_run exactly = {.exact_memory = true};
-    struct kind_case k;
-    if (kind_find(&k, run)) {
-        set_runs(&k.at.spec, HINT_LEVELS, tiles);
-        if (numerics_accepts(&k.at, &k.at.spec))
-            numerics_run(run, &k.at.spec, k.at.options, &exactly);
-    }
-    kind_close(&k);
+    set_runs(&k->at.spec, HINT_LEVELS, tiles);
+    judge_spec(k, &k->at.spec);
 }
 
 /* ---- Keys that another sequence brings ------------------------------------------------------- */
@@ -115,17 +101,12 @@ static void set_writers(struct case_spec *spec, bool backwards)
 }
 
 /* Those who read come after those who write, then before them. */
-static void judge_shared_new(struct check_run *run)
+static void judge_shared_new(struct kind_case *k)
 {
-    const struct case_run exactly = {.exact_memory = true};
-    struct kind_case k;
-    if (kind_find(&k, run))
-        for (int n = 0; n < 2 && run->code == CHECK_PASS; n++) {
-            set_writers(&k.at.spec, n == 1);
-            if (numerics_accepts(&k.at, &k.at.spec))
-                numerics_run(run, &k.at.spec, k.at.options, &exactly);
-        }
-    kind_close(&k);
+    for (int n = 0; n < 2 && k->run->code == CHECK_PASS; n++) {
+        set_writers(&k->at.spec, n == 1);
+        judge_spec(k, &k->at.spec);
+    }
 }
 
 /* ---- With cross attention -------------------------------------------------------------------- */
@@ -146,39 +127,42 @@ static void make_cross(struct case_spec *spec, bool tiles)
 }
 
 /* An instance with both layer groups, called once. */
-static void run_beside(struct check_run *run, bool tiles)
+static void judge_beside(struct kind_case *k, bool tiles)
 {
-    struct kind_case k;
-    struct case_spec cross;
-    struct chain chain = {.run = run};
-    if (kind_find(&k, run)) {
-        set_runs(&k.at.spec, HINT_ALL, tiles);
-        cross = k.at.spec;
-        make_cross(&cross, tiles);
-        chain.options = k.at.options;
-        if (numerics_accepts(&k.at, &k.at.spec) && numerics_accepts(&k.at, &cross) &&
-            chain_put(&chain, &k.at.spec, mix_absorb(run->seed, 0), run->seed) &&
-            chain_put(&chain, &cross, mix_absorb(run->seed, 1), run->seed)) {
-            chain_add(&chain);
-            if (chain_open(&chain))
-                chain_judge(&chain, 0, "layers of a batch");
-        }
+    const uint64_t seed = k->run->seed;
+    struct chain chain = {.run = k->run, .options = k->at.options};
+    set_runs(&k->at.spec, HINT_ALL, tiles);
+    struct case_spec cross = k->at.spec;
+    make_cross(&cross, tiles);
+    if (numerics_accepts(&k->at, &k->at.spec) && numerics_accepts(&k->at, &cross) &&
+        chain_put(&chain, &k->at.spec, mix_absorb(seed, 0), seed) &&
+        chain_put(&chain, &cross, mix_absorb(seed, 1), seed)) {
+        chain_add(&chain);
+        if (chain_open(&chain))
+            chain_judge(&chain, 0, "layers of a batch");
     }
     chain_finish(&chain);
-    kind_close(&k);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-CHECK_RUN(hints, run_found(run, false))
-CHECK_RUN(levels, judge_levels(run, false))
-CHECK_RUN(beside_cross, run_beside(run, false))
-CHECK_RUN(shared_new, judge_shared_new(run))
+static void run_found(struct check_run *run, bool tiles, void (*judge)(struct kind_case *, bool))
+{
+    struct kind_case k;
+    if (kind_find(&k, run))
+        judge(&k, tiles);
+    kind_close(&k);
+}
+
+CHECK_RUN(hints, run_found(run, false, judge_hints))
+CHECK_RUN(levels, run_found(run, false, judge_levels))
+CHECK_RUN(beside_cross, run_found(run, false, judge_beside))
+CHECK_RUN(shared_new, kind_use(run, judge_shared_new))
 
 /* The same where what is shared is several tiles of keys, the last one in part. */
-CHECK_RUN(hints_tiles, run_found(run, true))
-CHECK_RUN(levels_tiles, judge_levels(run, true))
-CHECK_RUN(tiles_beside_cross, run_beside(run, true))
+CHECK_RUN(hints_tiles, run_found(run, true, judge_hints))
+CHECK_RUN(levels_tiles, run_found(run, true, judge_levels))
+CHECK_RUN(tiles_beside_cross, run_found(run, true, judge_beside))
 
 #define HINTED                                                                                     \
     SOFTMAX_CASES(                                                                                 \

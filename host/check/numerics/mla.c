@@ -7,25 +7,11 @@
 #include "host/check/cases/mla_pair.h"
 #include "host/check/numerics/partials.h"
 
-#include <string.h>
-
 enum { RANDOM_CASES = 60 };
 
 static const struct case_run once = {.exact_memory = true};
 
 /* ---- Products -------------------------------------------------------------------------------- */
-
-/* What is done with a spec that was found. */
-typedef void (*use_spec)(struct check_run *run, const struct grid *grid,
-                         const struct case_spec *spec, const attn_options *options);
-
-static void with_spec(struct check_run *run, use_spec use)
-{
-    struct kind_case k;
-    if (kind_find(&k, run))
-        use(run, k.at.grid, &k.at.spec, k.at.options);
-    kind_close(&k);
-}
 
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
 #define SMALL        BIT(MLA_SMALL)
@@ -50,29 +36,23 @@ static void set_whole(struct case_spec *spec)
         spec->sequences[s] = (struct case_sequence){.num_new = lengths[s], .tokens_of = s};
 }
 
-static void with_pair(struct check_run *run, const struct grid *grid, const struct case_spec *spec,
-                      const attn_options *options, void (*use)(struct mla_pair *pair))
+static void with_pair(struct kind_case *k, void (*use)(struct mla_pair *pair))
 {
-    struct case_spec whole = *spec, expanded;
+    struct case_spec whole = k->at.spec, expanded;
     struct mla_pair pair;
-    char reason[512] = "";
     set_whole(&whole);
     expanded = whole;
     case_spec_set_form(&expanded, true);
-    if (!grid_accepts_spec(grid, options, &whole, reason, sizeof reason) ||
-        !grid_accepts_spec(grid, options, &expanded, reason, sizeof reason)) {
-        check_skip(run, "%s", reason);
+    if (!numerics_accepts(&k->at, &whole) || !numerics_accepts(&k->at, &expanded))
         return;
-    }
-    if (mla_pair_init(&pair, run, &whole, options) && mla_pair_judge(&pair))
+    if (mla_pair_init(&pair, k->run, &whole, k->at.options) && mla_pair_judge(&pair))
         use(&pair);
     mla_pair_finish(&pair);
 }
 
-static void judge_agreement(struct check_run *run, const struct grid *grid,
-                            const struct case_spec *spec, const attn_options *options)
+static void judge_agreement(struct kind_case *k)
 {
-    with_pair(run, grid, spec, options, mla_pair_compare);
+    with_pair(k, mla_pair_compare);
 }
 
 /* What is in the cache but the last tokens, which are new; or one of them, which is decoded. */
@@ -136,28 +116,23 @@ static void serve_both(struct mla_pair *pair)
     case_session_destroy(session);
 }
 
-static void judge_both_forms(struct check_run *run, const struct grid *grid,
-                             const struct case_spec *spec, const attn_options *options)
+static void judge_both_forms(struct kind_case *k)
 {
-    with_pair(run, grid, spec, options, serve_both);
+    with_pair(k, serve_both);
 }
 
-static void judge_hand_off(struct check_run *run, const struct grid *grid,
-                           const struct case_spec *spec, const attn_options *options)
+static void judge_hand_off(struct kind_case *k)
 {
-    struct case_spec decoding = *spec;
-    char reason[512] = "";
+    struct case_spec decoding = k->at.spec;
     set_whole(&decoding);
     decoding = reader_of(&decoding, true);
-    if (grid_accepts_spec(grid, options, &decoding, reason, sizeof reason))
-        with_pair(run, grid, spec, options, hand_over);
-    else
-        check_skip(run, "%s", reason);
+    if (numerics_accepts(&k->at, &decoding))
+        with_pair(k, hand_over);
 }
 
-CHECK_RUN(mla_forms_agree, with_spec(run, judge_agreement))
-CHECK_RUN(mla_hand_off, with_spec(run, judge_hand_off))
-CHECK_RUN(mla_both_forms, with_spec(run, judge_both_forms))
+CHECK_RUN(mla_forms_agree, kind_use(run, judge_agreement))
+CHECK_RUN(mla_hand_off, kind_use(run, judge_hand_off))
+CHECK_RUN(mla_both_forms, kind_use(run, judge_both_forms))
 
 /* ---- Chunks of a prefix ---------------------------------------------------------------------- */
 
@@ -198,27 +173,24 @@ static struct case_spec part_of(const struct case_spec *whole, int32_t first, in
 }
 
 /* In each pattern of chunks. */
-static void judge_merge(struct check_run *run, const struct grid *grid,
-                        const struct case_spec *spec, const attn_options *options)
+static void judge_merge(struct kind_case *k)
 {
-    char reason[512] = "";
-    for (int pattern = 0; pattern < PATTERNS && !reason[0]; pattern++) {
-        struct partials parts = {.run = run, .count = FIRST_CHUNK, .units = 2, .of_element = true};
-        parts.specs[PARTIALS_WHOLE] = *spec;
+    for (int pattern = 0; pattern < PATTERNS && k->run->code == CHECK_PASS; pattern++) {
+        struct partials parts = {
+            .run = k->run, .count = FIRST_CHUNK, .units = 2, .of_element = true};
+        parts.specs[PARTIALS_WHOLE] = k->at.spec;
         set_whole(&parts.specs[PARTIALS_WHOLE]);
         parts.specs[OWN] = part_of(&parts.specs[PARTIALS_WHOLE], 0, 0);
         for (int32_t first = 0, n = 0; first < PREFIX; first = chunk_ends[pattern][n++])
             parts.specs[parts.count++] =
                 part_of(&parts.specs[PARTIALS_WHOLE], first, chunk_ends[pattern][n]);
-        if (grid_accepts_spec(grid, options, &parts.specs[PARTIALS_WHOLE], reason, sizeof reason) &&
-            grid_accepts_spec(grid, options, &parts.specs[FIRST_CHUNK], reason, sizeof reason))
-            partials_judge(&parts, options);
-        else
-            check_skip(run, "%s", reason);
+        if (numerics_accepts(&k->at, &parts.specs[PARTIALS_WHOLE]) &&
+            numerics_accepts(&k->at, &parts.specs[FIRST_CHUNK]))
+            partials_judge(&parts, k->at.options);
     }
 }
 
-CHECK_RUN(mla_merge, with_spec(run, judge_merge))
+CHECK_RUN(mla_merge, kind_use(run, judge_merge))
 
 /* ---- Anything -------------------------------------------------------------------------------- */
 

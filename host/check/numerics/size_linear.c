@@ -235,13 +235,10 @@ static void make_spare_rows(struct linear_spec *spec, int32_t index)
 
 static void run_far_slots(struct check_run *run)
 {
-    struct kind_case k;
-    bool found = kind_find(&k, run);
-    if (found && run->subject->fake_device)
+    if (run->subject->fake_device)
         check_skip(run, "the fake driver fills its memory: no pools of some GiB");
-    else if (found)
-        kind_run(&k);
-    kind_close(&k);
+    else
+        run_alone(run);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
