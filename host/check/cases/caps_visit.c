@@ -77,6 +77,26 @@ bool caps_same_reason(const attn_reason *a, const attn_reason *b)
            strcmp(a->accepted, b->accepted) == 0;
 }
 
+bool caps_same_answer(const struct caps_answer *a, const struct caps_answer *b)
+{
+    const attn_verdict *v = &a->verdict, *w = &b->verdict;
+    if (a->status != b->status || strcmp(a->error.text, b->error.text) != 0)
+        return false;
+    if (a->status != ATTN_OK)
+        return true;
+    if (v->supported != w->supported || v->num_reasons != w->num_reasons)
+        return false;
+    for (uint32_t r = 0; r < caps_num_reasons(a); r++)
+        if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
+            return false;
+    return !v->supported ||
+           (v->graph_level == w->graph_level && v->notes == w->notes &&
+            v->reads_new_kv_unquantised == w->reads_new_kv_unquantised &&
+            v->graph_seq_len_fill == w->graph_seq_len_fill && v->host_arrays == w->host_arrays &&
+            v->cost_hint == w->cost_hint && v->device_bytes == w->device_bytes &&
+            v->pinned_bytes == w->pinned_bytes && v->host_bytes == w->host_bytes);
+}
+
 /* ---- One after the other --------------------------------------------------------------------- */
 
 bool caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *format, ...)

@@ -32,8 +32,9 @@ uint32_t caps_num_reasons(const struct caps_answer *answer);
 /* Is one of them about this field? */
 bool caps_names_field(const struct caps_answer *answer, uint32_t field);
 
-/* Do two reasons say the same? */
+/* Do two reasons say the same; do two answers? */
 bool caps_same_reason(const attn_reason *a, const attn_reason *b);
+bool caps_same_answer(const struct caps_answer *a, const struct caps_answer *b);
 
 /* A case at its problems. */
 struct caps_visit {

@@ -18,17 +18,14 @@ void chain_finish(struct chain *chain)
 
 bool chain_is_accepted(const struct chain *chain)
 {
-    const struct check_subject *subject = chain->run->subject;
     const struct joint *first = &chain->steps[0];
     bool accepted = true;
     for (uint32_t g = 0; g < first->num_problems && accepted; g++) {
         attn_problem problem = first->problems[g];
-        attn_verdict verdict = {.struct_size = sizeof verdict};
+        attn_verdict verdict;
         problem.bounds = &chain->bounds;
         accepted = !(problem.mla_expanded & chain->absorbed[g]) &&
-                   subject->type->query(subject->type, chain->options, subject->services, &problem,
-                                        &verdict, NULL) == ATTN_OK &&
-                   verdict.supported;
+                   numerics_query(chain->run->subject, chain->options, &problem, &verdict);
     }
     return accepted;
 }

@@ -136,16 +136,15 @@ bool gpu_case_refill(struct gpu_case *g, uint64_t number, int32_t real)
 /* What query says of the largest lengths. */
 static bool ask(struct gpu_case *g)
 {
-    const struct check_subject *subject = g->run->subject;
-    attn_verdict verdict = {.struct_size = sizeof verdict};
-    attn_status status = subject->type->query(subject->type, g->options, subject->services,
-                                              forward_case_problem(g->c), &verdict, NULL);
-    if (status != ATTN_OK || !verdict.supported)
+    attn_verdict verdict;
+    const bool accepts =
+        numerics_query(g->run->subject, g->options, forward_case_problem(g->c), &verdict);
+    if (!accepts)
         check_skip(g->run, "query does not accept this case; %s", g->what);
     g->level = verdict.graph_level;
     g->needed = level_needed(g->spec.mode);
     g->notes = verdict.notes;
-    return status == ATTN_OK && verdict.supported;
+    return accepts;
 }
 
 static bool make(struct gpu_case *g, int32_t point)

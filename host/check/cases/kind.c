@@ -44,11 +44,9 @@ bool kind_declares(struct kind_case *k, uint32_t notes)
     const attn_options *options = k->at.options ? k->at.options : subject->options;
     attn_problem *problem = &k->c->posed.problem;
     for (int asked = 0; asked < 2; asked++) {
-        attn_verdict verdict = {.struct_size = sizeof verdict};
+        attn_verdict verdict;
         problem->need_notes = asked ? notes : 0;
-        attn_status status = subject->type->query(subject->type, options, subject->services,
-                                                  problem, &verdict, NULL);
-        if (status == ATTN_OK && verdict.supported && (verdict.notes & notes) == notes)
+        if (numerics_query(subject, options, problem, &verdict) && (verdict.notes & notes) == notes)
             return true;
     }
     check_skip(k->run, "the backend does not declare %s here",
@@ -218,8 +216,7 @@ uint32_t kind_operand(const struct kind_case *k, uint32_t role)
 /* Equal but for what a query sees of the keys, if windows are accepted, and how scores are scaled. */
 static bool forward_beside(struct kind_case *k, struct kind_beside *other)
 {
-    const struct check_subject *subject = k->run->subject;
-    attn_verdict verdict = {.struct_size = sizeof verdict};
+    attn_verdict verdict;
     attn_layer_group *group = &other->posed.group;
     other->posed.layers[0] = (attn_layer){.struct_size = sizeof other->posed.layers[0],
                                           .layer_id = k->c->posed.layers[0].layer_id + 3};
@@ -239,9 +236,7 @@ static bool forward_beside(struct kind_case *k, struct kind_beside *other)
             group->window_left = k->c->posed.group.window_left;
             group->sparse = k->c->posed.group.sparse;
         }
-        attn_status status = subject->type->query(subject->type, k->at.options, subject->services,
-                                                  &other->problem, &verdict, NULL);
-        if (status == ATTN_OK && verdict.supported)
+        if (numerics_query(k->run->subject, k->at.options, &other->problem, &verdict))
             return true;
     }
     check_skip(k->run, "query refuses the same layers with another scale");

@@ -72,6 +72,15 @@ bool numerics_open(struct numerics_point *at, struct check_run *run,
     return at->grid && numerics_spec(run, at->grid, choices, &at->spec, &at->options);
 }
 
+bool numerics_query(const struct check_subject *subject, const attn_options *options,
+                    const attn_problem *problem, attn_verdict *verdict)
+{
+    *verdict = (attn_verdict){.struct_size = sizeof *verdict};
+    return subject->type->query(subject->type, options, subject->services, problem, verdict,
+                                NULL) == ATTN_OK &&
+           verdict->supported;
+}
+
 bool numerics_accepts(struct numerics_point *at, struct case_spec *spec)
 {
     char reason[512] = "";

@@ -72,6 +72,10 @@ struct numerics_point {
 bool numerics_open(struct numerics_point *at, struct check_run *run,
                    const struct grid_choice *choices);
 
+/* Does query accept the problem, with these options? *verdict is what it answers. */
+bool numerics_query(const struct check_subject *subject, const attn_options *options,
+                    const attn_problem *problem, attn_verdict *verdict);
+
 /* Does query accept a spec that was made of the point's? If not, the case is skipped. */
 bool numerics_accepts(struct numerics_point *at, struct case_spec *spec);
 

@@ -36,26 +36,6 @@ static bool is_refusal(const struct check_subject *subject, attn_status status)
 
 /* ---- CAPS-01: the same answer ---------------------------------------------------------------- */
 
-static bool same_answer(const struct caps_answer *a, const struct caps_answer *b)
-{
-    const attn_verdict *v = &a->verdict, *w = &b->verdict;
-    if (a->status != b->status || strcmp(a->error.text, b->error.text) != 0)
-        return false;
-    if (a->status != ATTN_OK)
-        return true;
-    if (v->supported != w->supported || v->num_reasons != w->num_reasons)
-        return false;
-    for (uint32_t r = 0; r < caps_num_reasons(a); r++)
-        if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
-            return false;
-    return !v->supported ||
-           (v->graph_level == w->graph_level && v->notes == w->notes &&
-            v->reads_new_kv_unquantised == w->reads_new_kv_unquantised &&
-            v->graph_seq_len_fill == w->graph_seq_len_fill && v->host_arrays == w->host_arrays &&
-            v->cost_hint == w->cost_hint && v->device_bytes == w->device_bytes &&
-            v->pinned_bytes == w->pinned_bytes && v->host_bytes == w->host_bytes);
-}
-
 bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
                     const struct caps_answer *answer)
 {
@@ -63,7 +43,7 @@ bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
     struct caps_answer again;
     caps_problem_copy(&asked, p);
     caps_ask(visit->run->subject, &asked.problem, &again);
-    if (!same_answer(answer, &again))
+    if (!caps_same_answer(answer, &again))
         return caps_tell(visit, p, "query gives another answer the second time");
     if (memcmp(&asked.group, &p->group, offsetof(attn_layer_group, layers)) != 0 ||
         memcmp(&asked.bounds, &p->bounds, sizeof p->bounds) != 0 ||

@@ -7,6 +7,12 @@
 
 #include "host/check/check.h"
 
+/* check/contract/negotiation.c: the entry of the file (NULL: the case has failed), and a host that drives these
+ * majors. */
+attn_plugin_entry_fn check_find_entry(struct check_run *run);
+attn_host_info check_host_of(const struct check_run *run, uint32_t oldest, uint32_t newest,
+                             uint32_t minor);
+
 /* check/contract/struct.c, for check_nego */
 void check_struct_entry(struct check_run *run);
 int32_t check_struct_count(const struct check_subject *subject);

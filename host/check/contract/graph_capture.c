@@ -402,18 +402,16 @@ CHECK_RUN(bits, with_pair(run, compare_bits))
 static attn_bounds larger_bounds(const struct gpu_case *g)
 {
     const struct case_session *session = g->session;
-    const struct check_subject *subject = g->run->subject;
     attn_bounds bounds = session->bounds;
     attn_problem problem = *forward_case_problem(g->c);
-    attn_verdict verdict = {.struct_size = sizeof verdict};
+    attn_verdict verdict;
     bounds.max_seqs *= 2;
     bounds.max_tokens *= 2;
     bounds.max_kv_len *= 2;
     bounds.max_kv_tokens *= 4;
     problem.bounds = &bounds;
-    attn_status status = subject->type->query(subject->type, g->options, subject->services,
-                                              &problem, &verdict, NULL);
-    return status == ATTN_OK && verdict.supported ? bounds : session->bounds;
+    return numerics_query(g->run->subject, g->options, &problem, &verdict) ? bounds
+                                                                           : session->bounds;
 }
 
 /* Whatever else the instance and others like it do, the graph gives what it gave. */

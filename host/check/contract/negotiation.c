@@ -24,8 +24,7 @@ static const struct loader_plugin *record_of(const struct check_run *run)
     return run->subject->host->registry.plugins[run->subject->plugin];
 }
 
-/* The entry of the file. NULL: the case has failed. */
-static attn_plugin_entry_fn find_entry(struct check_run *run)
+attn_plugin_entry_fn check_find_entry(struct check_run *run)
 {
     attn_plugin_entry_fn entry = NULL;
     void *address = dlsym(record_of(run)->handle, ATTN_PLUGIN_ENTRY);
@@ -35,9 +34,8 @@ static attn_plugin_entry_fn find_entry(struct check_run *run)
     return entry;
 }
 
-/* A host that drives these majors. */
-static attn_host_info host_of(const struct check_run *run, uint32_t oldest, uint32_t newest,
-                              uint32_t minor)
+attn_host_info check_host_of(const struct check_run *run, uint32_t oldest, uint32_t newest,
+                             uint32_t minor)
 {
     return (attn_host_info){.struct_size = sizeof(attn_host_info),
                             .abi_major_min = oldest,
@@ -59,11 +57,11 @@ static attn_status call_entry(attn_plugin_entry_fn entry, const attn_host_info *
 /* Ranges without the majors that the plugin speaks, and one with all of them. */
 static void run_majors(struct check_run *run)
 {
-    attn_plugin_entry_fn entry = find_entry(run);
+    attn_plugin_entry_fn entry = check_find_entry(run);
     uint32_t mine = record_of(run)->table.abi_major;
-    attn_host_info newer = host_of(run, mine + 1000, mine + 1005, 0),
-                   older = host_of(run, 0, mine, 0);
-    attn_host_info all = host_of(run, 0, UINT32_MAX, UINT32_MAX);
+    attn_host_info newer = check_host_of(run, mine + 1000, mine + 1005, 0),
+                   older = check_host_of(run, 0, mine, 0);
+    attn_host_info all = check_host_of(run, 0, UINT32_MAX, UINT32_MAX);
     attn_plugin plugin;
     host_error error;
     if (!entry)
@@ -103,9 +101,9 @@ static bool same_plugin(const attn_plugin *a, const attn_plugin *b)
 static void run_minors(struct check_run *run)
 {
     static const uint32_t minors[] = {0, 1, ATTN_ABI_MINOR, ATTN_ABI_MINOR + 1, 1000, UINT32_MAX};
-    attn_plugin_entry_fn entry = find_entry(run);
+    attn_plugin_entry_fn entry = check_find_entry(run);
     for (size_t m = 0; entry && m < sizeof minors / sizeof minors[0]; m++) {
-        attn_host_info host = host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, minors[m]);
+        attn_host_info host = check_host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, minors[m]);
         attn_plugin plugin;
         host_error error;
         attn_status status = call_entry(entry, &host, &plugin, &error);
@@ -118,8 +116,8 @@ static void run_minors(struct check_run *run)
 
 static void run_again(struct check_run *run)
 {
-    attn_plugin_entry_fn entry = find_entry(run);
-    attn_host_info host = host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
+    attn_plugin_entry_fn entry = check_find_entry(run);
+    attn_host_info host = check_host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
     for (int n = 0; entry && n < 8; n++) {
         attn_plugin plugin;
         host_error error;

@@ -6,7 +6,6 @@
  */
 #include "host/check/contract/contract.h"
 
-#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,6 @@
 #include "host/check/cases/refusal.h"
 #include "host/check/cases/rig.h"
 #include "host/check/cases/sized.h"
-#include "host/base/configured.h"
 
 /* ---- Structs of a life ----------------------------------------------------------------------- */
 
@@ -430,13 +428,7 @@ static void call_entry(struct check_run *run, attn_plugin_entry_fn entry,
     const attn_plugin empty = {.struct_size = sizeof empty};
     const attn_error silent = {
         .struct_size = sizeof silent, .capacity = sizeof text, .message = text};
-    attn_host_info good = {.struct_size = sizeof good,
-                           .abi_major_min = ATTN_ABI_MAJOR,
-                           .abi_major_max = ATTN_ABI_MAJOR,
-                           .abi_minor = ATTN_ABI_MINOR,
-                           .name = "attnhost check",
-                           .version = ATTNHOST_VERSION,
-                           .source = run->subject->source};
+    attn_host_info good = check_host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
     attn_host_info bad = good;
     bad.abi_major_min = bad.abi_major_max = ATTN_ABI_MAJOR + 1000;
     check_note(run, "attn_host_info of %zu bytes, attn_plugin of %zu, attn_error of %zu",
@@ -471,12 +463,7 @@ void check_struct_entry(struct check_run *run)
         {sizeof(attn_host_info), offsetof(attn_plugin, get_extension),
          offsetof(attn_error, needed)},
     };
-    attn_plugin_entry_fn entry = NULL;
-    const struct check_subject *subject = run->subject;
-    void *address =
-        dlsym(subject->host->registry.plugins[subject->plugin]->handle, ATTN_PLUGIN_ENTRY);
-    memcpy(&entry, &address, sizeof entry);
-    CHECK_THAT(run, entry, "%s has no symbol %s", subject->object, ATTN_PLUGIN_ENTRY);
-    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++)
+    const attn_plugin_entry_fn entry = check_find_entry(run);
+    for (size_t s = 0; entry && s < sizeof sizes / sizeof sizes[0]; s++)
         call_entry(run, entry, &sizes[s]);
 }

@@ -41,18 +41,6 @@ static void spoil(struct question *question, int which)
     }
 }
 
-static bool same_answer(const struct caps_answer *a, const struct caps_answer *b)
-{
-    if (a->status != b->status || a->verdict.supported != b->verdict.supported ||
-        a->verdict.num_reasons != b->verdict.num_reasons)
-        return false;
-    for (uint32_t r = 0; r < caps_num_reasons(a); r++)
-        if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
-            return false;
-    return a->verdict.supported != 1 || (a->verdict.graph_level == b->verdict.graph_level &&
-                                         a->verdict.notes == b->verdict.notes);
-}
-
 /* ---- Threads --------------------------------------------------------------------------------- */
 
 /* What a thread works with. */
@@ -86,7 +74,7 @@ static void *ask_often(void *arg)
     for (int round = 0; answer && round < ROUNDS; round++) {
         int which = (round + worker->index) % NUM_QUESTIONS;
         caps_ask(worker->run->subject, &crowd->questions[which].asked.problems[0], answer);
-        if (!same_answer(answer, &crowd->answers[which]))
+        if (!caps_same_answer(answer, &crowd->answers[which]))
             atomic_store(&crowd->wrong, which + 1);
     }
     free(answer);

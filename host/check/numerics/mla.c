@@ -99,13 +99,10 @@ static void hand_over(struct mla_pair *pair)
 static void serve_both(struct mla_pair *pair)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    const struct check_subject *subject = pair->run->subject;
     struct spec_problem *posed = &pair->expanded->posed;
-    attn_verdict verdict = {.struct_size = sizeof verdict};
+    attn_verdict verdict;
     posed->bounds.modes |= ATTN_MODE_BIT(ATTN_MODE_DECODE);
-    attn_status status = subject->type->query(subject->type, pair->options, subject->services,
-                                              &posed->problem, &verdict, NULL);
-    if (status != ATTN_OK || !verdict.supported) {
+    if (!numerics_query(pair->run->subject, pair->options, &posed->problem, &verdict)) {
         check_skip(pair->run, "query refuses both forms in one instance");
         return;
     }
