@@ -30,6 +30,7 @@ struct wide_shape {
     static constexpr int codes = 0;
     static constexpr bool half = half_;
     static constexpr bool sloped = false;
+    static constexpr bool backwards = false;
 
     static constexpr int rows = FI_WIDE_ROWS;
     static constexpr int columns = dim_v / 2; /* of a warpgroup's sums */
