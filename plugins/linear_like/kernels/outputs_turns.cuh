@@ -119,8 +119,7 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0);
     float of[2][32]; /* the state, updates */
     u32 x[4][4], p[4][4];
-    if constexpr (!channels)
-        load_triangle(shared_address(stage) + at::products, warp, lane, p);
+    load_triangle(shared_address(stage) + at::products, warp, lane, p);
     named_sync(TURN_STATE + turn, 64 * CHUNK_STATE_WARPS);
     fence_async_shared();
     multiply_shared<true, 8>(of[0], from + at::q,
@@ -128,10 +127,7 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
     const unsigned updates = __shfl_sync(~0u, shared_address(m.updates) + turn * CHUNK_PRODUCTS, 0);
     named_sync(TURN_UPDATES + turn, 64 * CHUNK_STATE_WARPS);
     fence_async_shared();
-    if constexpr (channels)
-        multiply_shared<true, 4>(of[1], from + at::products, updates);
-    else
-        multiply_rows(of[1], p[0], updates, false);
+    multiply_rows(of[1], p[0], updates, false);
 #pragma unroll
     for (int pair = 0; pair < 4; pair++)
         load_matrices_turned(
