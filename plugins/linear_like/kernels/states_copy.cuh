@@ -242,7 +242,8 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
             for (int i = 0; i < CHUNK_ROWS / 4; i++) {
                 if (4 * i < here)
                     copy_async(to + 4 * i * CHUNK_V_ROW, from);
-                else if (CHUNK_ONE_DECAY(RULE) && n >= work.lead) /* a unit depends on no other chunk */
+                /* A unit depends on no other chunk. */
+                else if (CHUNK_ONE_DECAY(RULE) && n >= work.lead)
                     copy_or_clear(to + 4 * i * CHUNK_V_ROW, first, false);
                 from += 4 * apart;
             }
