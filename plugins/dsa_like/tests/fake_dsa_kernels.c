@@ -273,7 +273,7 @@ static void attend_head(const mla_call *c, int packed, const index_sequence *q, 
     }
     for (int d = 0; d < c->lora; d++)
         element_store(c->out_f32 ? ELEMENT_F32 : ELEMENT_BF16, out, d,
-                      total > 0 ? (float)(sums[d] / total) : 0);
+                      total == 0 ? 0 : (float)(sums[d] / total));
     if (o->lse)
         element_store(ELEMENT_F32, (char *)o->lse + row * o->lse_row + head * o->lse_head, 0,
                       (float)(top + log(total)));

@@ -248,10 +248,10 @@ static void store_row(const fi_call *c, const fi_shape *shape, i64 row, int head
     char *out = (char *)o->out + row * o->out_row + head * o->out_head;
     out = look_up(out, (size_t)shape->dim_v * attn_dtype_size(dtype));
     for (int d = 0; d < shape->dim_v; d++)
-        dtype_store(dtype, out, d, x->total > 0 ? x->values[d] / x->total : 0);
+        dtype_store(dtype, out, d, x->total == 0 ? 0 : x->values[d] / x->total);
     if (o->lse)
         *PORTABLE_AT((float *)((char *)o->lse + row * o->lse_row + head * o->lse_head)) =
-            x->total > 0 ? (float)((x->top + log2(x->total)) * (double)SOFTMAX_LN2) : -INFINITY;
+            x->total == 0 ? -INFINITY : (float)((x->top + log2(x->total)) * (double)SOFTMAX_LN2);
 }
 
 /* Row `row` of what runs of a level left. */
