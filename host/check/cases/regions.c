@@ -85,28 +85,33 @@ attn_status regions_fill(const struct regions *regions, uint32_t use, int byte, 
 
 /* ---- Red zones ------------------------------------------------------------------------------- */
 
-/* The first byte that is not red, from `from` to `to`; -1 = all are. */
-static int64_t find_damage(const char *copy, uint64_t from, uint64_t to)
+/* The first byte that is not red; -1 = all are. */
+static int64_t find_damage(const char *copy, uint64_t bytes)
 {
-    for (uint64_t i = from; i < to; i++)
+    for (uint64_t i = 0; i < bytes; i++)
         if ((uint8_t)copy[i] != REGIONS_RED)
             return (int64_t)i;
     return -1;
 }
 
+/* Of the region the zones alone are copied: scratch may have hundreds of megabytes. */
 static attn_status check_region(const struct regions *regions, uint32_t region, attn_error *error)
 {
     const struct region_block *block = &regions->blocks[region];
-    uint64_t size = regions->memory.size[region];
-    char *copy = malloc(block->bytes);
+    const uint64_t size = regions->memory.size[region], end = block->begin + size;
+    char *copy = malloc(block->bytes - size);
     if (!copy)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a copy of a region");
+    char *zone = copy + block->begin;
     attn_status status =
-        device_copy(regions->device, copy, block->memory, block->bytes, regions->stream, error);
+        device_copy(regions->device, copy, block->memory, block->begin, regions->stream, error);
+    if (status == ATTN_OK)
+        status = device_copy(regions->device, zone, block->memory + end, block->bytes - end,
+                             regions->stream, error);
     if (status == ATTN_OK)
         status = device_synchronize(regions->device, regions->stream, error);
-    int64_t before = find_damage(copy, 0, block->begin);
-    int64_t behind = find_damage(copy, block->begin + size, block->bytes);
+    int64_t before = find_damage(copy, block->begin);
+    int64_t behind = find_damage(zone, block->bytes - end);
     free(copy);
     if (status == ATTN_OK && before >= 0)
         return host_fail(error, ATTN_INTERNAL,
@@ -115,7 +120,7 @@ static attn_status check_region(const struct regions *regions, uint32_t region, 
     if (status == ATTN_OK && behind >= 0)
         return host_fail(error, ATTN_INTERNAL,
                          "region %u of its memory, %llu bytes, was written to at byte %lld", region,
-                         (unsigned long long)size, (long long)(behind - (int64_t)block->begin));
+                         (unsigned long long)size, (long long)(size + (uint64_t)behind));
     return status;
 }
 
