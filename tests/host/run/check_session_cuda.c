@@ -752,6 +752,39 @@ LOOP_OF(runs, refused_with_a_reason, 0, COUNT(refusals))
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
 
+static uint64_t bytes_at_capture;
+
+static void note_memory(const struct fake_cuda_launch *launch)
+{
+    struct fake_cuda_live live;
+    (void)launch;
+    fake.get_live(&live);
+    if (bytes_at_capture == 0)
+        bytes_at_capture = live.bytes;
+}
+
+/* The first launch warms up the only graph, beside its metadata. With one byte less the metadata still fits the
+ * device, but not beside the pool. */
+TEST_OF(runs, graphs_need_free_memory)
+{
+    static const char *const settings[SETTINGS] = {"cuda_graph.bs=4", "speculative.draft_tokens=3"};
+    struct run roomy, narrow;
+    set_up();
+    watch_launches(note_memory);
+    go_with(&roomy, "cuda:0", "fixture", settings);
+    check_good(&roomy);
+    ck_assert_int_eq(roomy.report.graphs.count, 1);
+    prepare_device();
+    fake.set_memory(0, bytes_at_capture - 1);
+    go_with(&narrow, "cuda:0", "fixture", settings);
+    const char *message = host_error_text(&narrow.error);
+    ck_assert_int_eq(narrow.code, EXIT_RUN_TIME);
+    ck_assert_msg(strstr(message, "cuda_graph.bs: 1 graphs need ") != NULL, "%s", message);
+    finish(&roomy);
+    finish(&narrow);
+    tear_down();
+}
+
 /* Decode steps are whole graphs; all of these were captured before the first step, the largest
  * first, each after a warm-up through all layers. */
 TEST_OF(runs, decode_is_replayed)
