@@ -107,24 +107,13 @@ TEST_OF(runs, eviction_turns_hits_into_prefill)
         finish(&runs[i]);
 }
 
-/* Six requests of 20 tokens that grow by 60 in a pool for fewer than that: some are thrown out, and
- * compute again exactly the rows they had. */
+/* Some of the growing requests are thrown out, and compute again exactly the rows they had. */
 TEST_OF(runs, retraction_is_counted)
 {
-    char path[] = "check_session_XXXXXX";
-    int file = mkstemp(path);
-    ck_assert_int_ge(file, 0);
-    FILE *trace = fdopen(file, "w");
-    for (int i = 0; i < 6; i++)
-        fprintf(trace,
-                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
-                "\"hash_ids\": [%d]}\n",
-                i, i);
-    fclose(trace);
+    char path[64];
     struct run run;
     begin(&run);
-    set(&run, "workload.trace=%s", path);
-    set(&run, "workload.length_scale=1");
+    write_growing(&run, path);
     set(&run, "kv_cache.max_total_tokens=300");
     set(&run, "kv_cache.page_size=1");
     set(&run, "workload.max_running_requests=8");

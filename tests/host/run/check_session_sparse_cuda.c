@@ -110,21 +110,6 @@ LOOP_OF(runs, results_are_equal, 0, VARIANTS)
     unlink(path);
 }
 
-/* Six requests of 20 tokens that grow by 60 in a pool for fewer than that. */
-static void write_growing(char name[64])
-{
-    snprintf(name, 64, "check_session_sparse_XXXXXX");
-    int file = mkstemp(name);
-    ck_assert_int_ge(file, 0);
-    FILE *trace = fdopen(file, "w");
-    for (int i = 0; i < 6; i++)
-        fprintf(trace,
-                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
-                "\"hash_ids\": [%d]}\n",
-                i, i);
-    fclose(trace);
-}
-
 /* Sequences that are thrown out, with their labels, and computed again have the bits that they have where all
  * fit, as no row depends on the others of its batch. */
 TEST_OF(runs, retraction_changes_no_bit)
@@ -135,15 +120,14 @@ TEST_OF(runs, retraction_changes_no_bit)
     struct run runs[2];
     use_fake_cuda_in_plugins();
     write_model(model, path);
-    write_growing(trace);
     for (int i = 0; i < 2; i++) {
         prepare_device();
         begin_on(&runs[i], "cuda:0", NULL);
-        set(&runs[i], "workload.trace=%s", trace);
-        set(&runs[i], "workload.length_scale=1");
+        write_growing(&runs[i], trace);
         set(&runs[i], "attention.batch_invariant=yes");
         set(&runs[i], "%s", pools[i]);
         go(&runs[i]);
+        unlink(trace);
         check_good(&runs[i]);
     }
     ck_assert_int_gt(runs[0].report.tokens.recomputed, 20);
@@ -153,7 +137,6 @@ TEST_OF(runs, retraction_changes_no_bit)
         finish(&runs[i]);
     fake.reset();
     unlink(path);
-    unlink(trace);
 }
 
 GROUP(runs, .timeout = 120);

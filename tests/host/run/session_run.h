@@ -166,4 +166,21 @@ static inline void write_model(const char *text, char path[64])
     close(file);
 }
 
+/* A trace of six requests of 20 tokens that grow by 60, for a pool of fewer tokens than that; removed by its caller. */
+static inline void write_growing(struct run *run, char path[64])
+{
+    snprintf(path, 64, "check_session_XXXXXX");
+    int file = mkstemp(path);
+    ck_assert_int_ge(file, 0);
+    FILE *trace = fdopen(file, "w");
+    for (int i = 0; i < 6; i++)
+        fprintf(trace,
+                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
+                "\"hash_ids\": [%d]}\n",
+                i, i);
+    fclose(trace);
+    set(run, "workload.trace=%s", path);
+    set(run, "workload.length_scale=1");
+}
+
 #endif /* TESTS_SESSION_RUN_H */
