@@ -11,6 +11,7 @@
 #include "host/select/select.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { TRIES = 80 };
@@ -96,26 +97,28 @@ bool linear_find_case(struct check_run *run, linear_change change, struct linear
     return false;
 }
 
-void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
-                       const struct linear_case_sequence *sequences)
+void linear_set_extend(struct linear_spec *spec, const char *sequences)
 {
     spec->mode = ATTN_MODE_EXTEND;
     spec->snapshots = false;
     spec->absent = 0;
     spec->sparse = spec->cuts = 0;
-    spec->num_sequences = num_sequences;
-    memcpy(spec->sequences, sequences, (size_t)num_sequences * sizeof *sequences);
+    spec->num_sequences = 0;
+    while (*sequences) {
+        struct linear_case_sequence *sequence = &spec->sequences[spec->num_sequences++];
+        char *end;
+        *sequence = (struct linear_case_sequence){.rows = (int32_t)strtol(sequences, &end, 10)};
+        for (; *end && *end != ' '; end++) {
+            sequence->has_initial |= *end == 'i';
+            sequence->in_place |= *end == 'p';
+            sequence->dropped |= *end == 'd';
+        }
+        sequences = end + strspn(end, " ");
+    }
 }
 
 void linear_set_many(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence many[LINEAR_MANY] = {
-        {.rows = 5, .has_initial = true, .in_place = true},
-        {.rows = 67, .has_initial = true},
-        {.rows = 0, .has_initial = true},
-        {.rows = 1, .has_initial = true},
-        {.rows = 20},
-        {.rows = 1}};
     (void)index;
-    linear_set_extend(spec, LINEAR_MANY, many);
+    linear_set_extend(spec, "5ip 67i 0i 1i 20 1");
 }

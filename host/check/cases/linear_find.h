@@ -36,11 +36,11 @@ bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t 
  * families. False: skipped. */
 bool linear_find_case(struct check_run *run, linear_change change, struct linear_spec *spec);
 
-/* Make it a batch of EXTEND with these sequences. */
-void linear_set_extend(struct linear_spec *spec, int32_t num_sequences,
-                       const struct linear_case_sequence *sequences);
-/* Make it a batch of LINEAR_MANY sequences of 0 to 67 rows, with initial states and without. A linear_change. */
-enum { LINEAR_MANY = 6 };
+/* Make it a batch of EXTEND with these sequences, as linear_spec_describe() prints them: "5ip 0 3id" are sequences of
+ * 5, 0 and 3 rows, with an initial state (i), in place (p), dropped (d). */
+void linear_set_extend(struct linear_spec *spec, const char *sequences);
+
+/* Make it a batch of six sequences of 0 to 67 rows, with initial states and without. A linear_change. */
 void linear_set_many(struct linear_spec *spec, int32_t index);
 
 #endif /* HOST_CHECK_CASES_LINEAR_FIND_H */

@@ -20,9 +20,7 @@ enum { MODES = sizeof modes / sizeof modes[0] };
 /* Every array of a state group. */
 static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 3, .has_initial = true}, {.rows = 1}, {.rows = 1, .has_initial = true}};
-    linear_set_extend(spec, 3, sequences);
+    linear_set_extend(spec, "3i 1 1i");
     spec->host = HOST_ALL;
     spec->snapshots = true;
     spec->absent = 0;

@@ -92,10 +92,8 @@ void axes_make_short(struct kind_case *k)
 
 void axes_make_linear_short(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {{.rows = 18, .has_initial = true},
-                                                            {.rows = 1, .in_place = true}};
     (void)index;
-    linear_set_extend(spec, 2, sequences);
+    linear_set_extend(spec, "18i 1p");
     spec->padded = 0;
     if (spec->family != ATTN_LINEAR_SHORT_CONV) {
         spec->k_heads = 1;

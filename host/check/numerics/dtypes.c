@@ -124,12 +124,7 @@ CHECK_RUN(mla_dtypes, numerics_run_found(run, find, true))
  * enough to be computed in chunks. */
 static void set_batch(struct linear_spec *spec, int32_t n)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 67, .has_initial = true},
-        {.rows = 2, .has_initial = true, .in_place = true},
-        {.rows = 5},
-        {.rows = 1, .has_initial = true}};
-    linear_set_extend(spec, 4, sequences);
+    linear_set_extend(spec, "67i 2ip 5 1i");
     if (spec->width < 2 && spec->k_dim != 1 && spec->v_dim != 1)
         spec->width = 4;
     spec->snapshots = n % 2;

@@ -84,28 +84,13 @@ FAMILY(linear_short_conv, ATTN_LINEAR_SHORT_CONV)
 
 static void change_slots(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 5, .has_initial = true, .in_place = true},
-        {.rows = 0, .has_initial = true},
-        {.rows = 0},
-        {.rows = 3, .has_initial = true, .dropped = true},
-        {.rows = 70},
-        {.rows = 1, .has_initial = true},
-        {.rows = 0, .has_initial = true, .in_place = true},
-        {.rows = 2, .in_place = true}};
     (void)index;
-    linear_set_extend(spec, 8, sequences);
+    linear_set_extend(spec, "5ip 0i 0 3id 70 1i 0ip 2p");
 }
 
 static void change_snapshots(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 4, .has_initial = true},
-        {.rows = 1, .has_initial = true},
-        {.rows = 1, .has_initial = true},
-        {.rows = 70, .has_initial = true, .in_place = true},
-        {.rows = 1}};
-    linear_set_extend(spec, 5, sequences);
+    linear_set_extend(spec, "4i 1i 1i 70ip 1");
     spec->sparse = index ? 23 : 0;
     spec->mode = ATTN_MODE_TARGET_VERIFY;
     spec->snapshots = true;
@@ -116,13 +101,12 @@ static void change_cuts(struct linear_spec *spec, int32_t index)
 {
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_MIXED};
     static const int32_t rows[] = {65, 100, 128, 70, 131, 190, 64, 80};
-    struct linear_case_sequence sequences[4] = {{0}};
+    linear_set_extend(spec, "0 0 0 0");
     for (int32_t s = 0; s < 4; s++)
-        sequences[s] = (struct linear_case_sequence){.rows = rows[(index + 3 * s) % 8],
-                                                     .has_initial = (s + index / 2) % 2,
-                                                     .in_place = index / 4 % 2};
-    sequences[3].rows = 1;
-    linear_set_extend(spec, 4, sequences);
+        spec->sequences[s] =
+            (struct linear_case_sequence){.rows = s < 3 ? rows[(index + 3 * s) % 8] : 1,
+                                          .has_initial = (s + index / 2) % 2,
+                                          .in_place = index / 4 % 2};
     spec->snapshots = true;
     spec->cuts = 1 + index % 4;
     if (modes[index % 3] == ATTN_MODE_MIXED)

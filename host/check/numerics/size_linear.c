@@ -30,14 +30,13 @@ static void make_small(struct linear_spec *spec)
     spec->gap = 0;
 }
 
-static void set_sequences(struct linear_spec *spec, uint32_t mode, int32_t count,
-                          const struct linear_case_sequence *sequences)
+static void set_sequences(struct linear_spec *spec, uint32_t mode, const char *sequences)
 {
-    linear_set_extend(spec, count, sequences);
+    linear_set_extend(spec, sequences);
     make_small(spec);
     spec->mode = mode;
     spec->snapshots = mode == ATTN_MODE_TARGET_VERIFY;
-    for (int32_t s = 0; s < count; s++)
+    for (int32_t s = 0; s < spec->num_sequences; s++)
         if (mode == ATTN_MODE_DECODE)
             spec->sequences[s].rows = 1;
 }
@@ -46,16 +45,7 @@ static void make_many_sequences(struct linear_spec *spec, int32_t index)
 {
     static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
                                           ATTN_MODE_TARGET_VERIFY, ATTN_MODE_DRAFT_EXTEND};
-    static const struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS] = {
-        {.rows = 1, .has_initial = true, .in_place = true},
-        {.rows = 3, .has_initial = true},
-        {.rows = 2},
-        {.rows = 5, .has_initial = true, .in_place = true},
-        {.rows = 1, .in_place = true},
-        {.rows = 4, .has_initial = true, .dropped = true},
-        {.rows = 1, .has_initial = true},
-        {.rows = 1}};
-    set_sequences(spec, modes[index % MODES], LINEAR_CASE_MAX_SEQS, sequences);
+    set_sequences(spec, modes[index % MODES], "1ip 3i 2 5ip 1p 4id 1i 1");
     spec->num_sequences = MANY_SEQUENCES;
     spec->padded = spec->mode == ATTN_MODE_DECODE ? 20 : 0;
 }
@@ -63,11 +53,8 @@ static void make_many_sequences(struct linear_spec *spec, int32_t index)
 /* More than 1,024 rows, and more than 16 chunks of 128; snapshots far within. */
 static void make_long(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[LONG][2] = {
-        {{.rows = 1031, .has_initial = true}, {.rows = 3, .in_place = true}},
-        {{.rows = 2, .has_initial = true}, {.rows = 2100, .has_initial = true, .in_place = true}},
-        {{.rows = 1100, .has_initial = true, .in_place = true}, {.rows = 1030}}};
-    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences[index % LONG]);
+    static const char *const sequences[LONG] = {"1031i 3p", "2i 2100ip", "1100ip 1030"};
+    set_sequences(spec, ATTN_MODE_EXTEND, sequences[index % LONG]);
     spec->snapshots = index % LONG == 2;
     spec->sparse = spec->snapshots ? 257 : 0;
 }
@@ -77,15 +64,12 @@ static void make_long(struct linear_spec *spec, int32_t index)
  * are weak, so that far chunks count, or steep. */
 static void make_chunked(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[CHUNKED][2] = {
-        {{.rows = 300, .has_initial = true}, {.rows = 2113, .has_initial = true, .in_place = true}},
-        {{.rows = 1300, .has_initial = true, .in_place = true}, {.rows = 330}},
-        {{.rows = 321}, {.rows = 1601, .has_initial = true}},
-        {{.rows = 4230, .has_initial = true}, {.rows = 2, .in_place = true}}};
+    static const char *const sequences[CHUNKED] = {"300i 2113ip", "1300ip 330", "321 1601i",
+                                                   "4230i 2p"};
     static const int32_t dims[CHUNKED][2] = {{128, 128}, {64, 128}, {128, 64}, {112, 96}};
     const int32_t n = index % CHUNKED;
     const bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
-    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences[n]);
+    set_sequences(spec, ATTN_MODE_EXTEND, sequences[n]);
     spec->q_dtype = spec->out_dtype = spec->conv_dtype = ATTN_BF16;
     spec->state_dtype = n == 2 ? ATTN_BF16 : ATTN_F32;
     spec->v_dim = dims[n][1];
@@ -107,18 +91,8 @@ static void make_chunked(struct linear_spec *spec, int32_t index)
  * of up to three chunks, four heads. */
 static void make_filling(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS] = {
-        {.rows = 150, .has_initial = true},
-        {.rows = 64, .has_initial = true, .in_place = true},
-        {.rows = 131},
-        {.rows = 33, .has_initial = true, .in_place = true},
-        {.rows = 20, .has_initial = true},
-        {.rows = 129, .in_place = true},
-        {.rows = 96, .has_initial = true, .dropped = true},
-        {.rows = 1}};
     make_chunked(spec, index % 2);
-    for (int32_t s = 0; s < LINEAR_CASE_MAX_SEQS; s++)
-        spec->sequences[s] = sequences[s];
+    linear_set_extend(spec, "150i 64ip 131 33ip 20i 129p 96id 1");
     spec->num_sequences = FILLING_SEQUENCES;
     spec->snapshots = index % 2 == 1;
     spec->sparse = 0;
@@ -133,14 +107,6 @@ static void make_filling(struct linear_spec *spec, int32_t index)
  * of 128 keys, four taps or none; heads are few or many. EXTEND has sequences without a row, and snapshots. */
 static void make_single_rows(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[LINEAR_CASE_MAX_SEQS] = {
-        {.rows = 1, .has_initial = true, .in_place = true},
-        {.rows = 1, .has_initial = true},
-        {.rows = 0, .has_initial = true},
-        {.rows = 1},
-        {.rows = 1, .has_initial = true, .dropped = true},
-        {.rows = 1, .in_place = true},
-        {.rows = 1, .has_initial = true, .in_place = true}};
     static const struct {
         attn_dtype state;
         int32_t vk, k_heads, v_heads, v_dim, width, sequences, padded, extend;
@@ -152,8 +118,9 @@ static void make_single_rows(struct linear_spec *spec, int32_t index)
         {ATTN_BF16, 1, 5, 40, 128, 4, 7, 0, 1}, {ATTN_F32, 0, 4, 80, 64, 4, 7, 0, 0}};
     const int32_t n = index % SINGLE;
     const bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
-    set_sequences(spec, layers[n].extend ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE, layers[n].sequences,
-                  sequences);
+    set_sequences(spec, layers[n].extend ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE,
+                  "1ip 1i 0i 1 1id 1p 1ip");
+    spec->num_sequences = layers[n].sequences;
     spec->q_dtype = spec->out_dtype = spec->conv_dtype = ATTN_BF16;
     spec->state_dtype = layers[n].state;
     spec->vk = layers[n].vk;
@@ -170,28 +137,22 @@ static void make_single_rows(struct linear_spec *spec, int32_t index)
 /* Rows of a sequence, and numbers of rows, beyond 65,536. */
 static void make_longest(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 66005, .has_initial = true}, {.rows = 3, .has_initial = true, .in_place = true}};
     (void)index;
-    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences);
+    set_sequences(spec, ATTN_MODE_EXTEND, "66005i 3ip");
     spec->v_heads = 1;
 }
 
 static void make_late_rows(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 3, .has_initial = true}, {.rows = 40}, {.rows = 2, .has_initial = true}};
     (void)index;
-    set_sequences(spec, ATTN_MODE_EXTEND, 3, sequences);
+    set_sequences(spec, ATTN_MODE_EXTEND, "3i 40 2i");
     spec->first_row = 65530;
 }
 
 static void make_many_heads(struct linear_spec *spec, int32_t index)
 {
     static const int32_t heads[LONG][2] = {{16, 48}, {40, 40}, {64, 128}};
-    static const struct linear_case_sequence sequences[] = {{.rows = 9, .has_initial = true},
-                                                            {.rows = 1, .in_place = true}};
-    set_sequences(spec, ATTN_MODE_EXTEND, 2, sequences);
+    set_sequences(spec, ATTN_MODE_EXTEND, "9i 1p");
     spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : heads[index % LONG][0];
     spec->v_heads = heads[index % LONG][1];
 }
@@ -201,13 +162,7 @@ static void make_pool(struct linear_spec *spec, int32_t index, enum page_spread 
 {
     static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
                                           ATTN_MODE_TARGET_VERIFY, ATTN_MODE_EXTEND};
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 3, .has_initial = true},
-        {.rows = 2, .has_initial = true, .in_place = true},
-        {.rows = 4},
-        {.rows = 1, .has_initial = true},
-        {.rows = 70, .has_initial = true}};
-    set_sequences(spec, modes[index % MODES], 5, sequences);
+    set_sequences(spec, modes[index % MODES], "3i 2ip 4 1i 70i");
     spec->spread = spread;
     spec->vk = index / 2 % 2;
 }
@@ -225,9 +180,7 @@ static void make_far_slots(struct linear_spec *spec, int32_t index)
 static void make_spare_rows(struct linear_spec *spec, int32_t index)
 {
     static const uint32_t modes[2] = {ATTN_MODE_EXTEND, ATTN_MODE_TARGET_VERIFY};
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 3, .has_initial = true}, {.rows = 1}, {.rows = 0, .has_initial = true}};
-    set_sequences(spec, modes[index % 2], 3, sequences);
+    set_sequences(spec, modes[index % 2], "3i 1 0i");
     spec->spare = 1 + 8 * (index % 2);
 }
 

@@ -142,12 +142,7 @@ enum { LINEAR_VARIANTS = 4 };
 /* Every operand that the family has: raw gates, z, bias, D for each element; both layouts. */
 static void make_rich(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 1, .has_initial = true},
-        {.rows = 37, .has_initial = true, .in_place = true},
-        {.rows = 1},
-        {.rows = 2, .has_initial = true, .dropped = true}};
-    linear_set_extend(spec, index % 2 ? 1 : 4, sequences);
+    linear_set_extend(spec, index % 2 ? "1i" : "1i 37ip 1 2id");
     if (index % 2)
         spec->mode = ATTN_MODE_DECODE;
     spec->first_row = index % 2 ? 0 : spec->first_row;

@@ -36,20 +36,11 @@ static void set_form(struct linear_spec *spec, int32_t form, bool convolves)
 
 static void change_split(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 130, .has_initial = true},
-        {.rows = 65, .in_place = true},
-        {.rows = 0, .has_initial = true},
-        {.rows = 9, .has_initial = true, .in_place = true}};
-    static const struct linear_case_sequence few[] = {
-        {.rows = 20, .has_initial = true},
-        {.rows = 11, .in_place = true},
-        {.rows = 0, .has_initial = true},
-        {.rows = 3, .has_initial = true, .in_place = true}};
     int32_t split = index % SPLITS, form = index / SPLITS;
     bool by_row = split == SPLIT_DECODE || split == SPLIT_SINGLE;
     bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
-    linear_set_extend(spec, 4, by_row && form / 2 ? few : sequences); /* judged part by part */
+    /* Rows that are each judged by themselves are few. */
+    linear_set_extend(spec, by_row && form / 2 ? "20i 11p 0i 3ip" : "130i 65p 0i 9ip");
     spec->padded = 0;
     spec->modes = decodes ? ATTN_MODE_BIT(ATTN_MODE_DECODE) : 0;
     set_form(spec, form, (split + form / 2) % 2);
@@ -113,11 +104,8 @@ enum { LAYOUTS = 2 };
 /* A state of fp32: one of 16 bits is rounded where a sequence is cut. */
 static void change_cuts(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {{.rows = 130, .has_initial = true},
-                                                            {.rows = 65, .in_place = true},
-                                                            {.rows = 9, .has_initial = true}};
     change_split(spec, SPLIT_CHUNK);
-    linear_set_extend(spec, 3, sequences);
+    linear_set_extend(spec, "130i 65p 9i");
     set_form(spec, index, true);
 }
 
@@ -150,10 +138,8 @@ enum { VERIFIED = 7 }; /* rows that are verified at once */
 
 static void change_accepted(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 12, .has_initial = true}, {.rows = 75, .has_initial = true, .in_place = true}};
     change_split(spec, index * SPLITS + (index % 2 ? SPLIT_HALF : SPLIT_CHUNK));
-    linear_set_extend(spec, 2, sequences);
+    linear_set_extend(spec, "12i 75ip");
     spec->modes = ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
     spec->snapshots = true;
 }
@@ -227,11 +213,9 @@ enum { HANDED_FORMS = 2 }; /* of each variant: fp32 and bf16, one in each layout
 
 static void change_handed(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 72, .has_initial = true}, {.rows = 0, .has_initial = true}, {.rows = 21}};
     int32_t variant = index / HANDED_FORMS, dtype = index % HANDED_FORMS;
     change_split(spec, SPLIT_TAIL);
-    linear_set_extend(spec, 3, sequences);
+    linear_set_extend(spec, "72i 0i 21");
     set_form(spec, 2 * dtype + (variant + dtype) % 2, true);
 }
 
@@ -298,7 +282,7 @@ static void run_linear_permuted(struct check_run *run)
     struct linear_spec spec;
     if (!linear_find_case(run, linear_set_many, &spec))
         return;
-    for (spec.turn = 0; spec.turn < LINEAR_MANY && run->code == CHECK_PASS; spec.turn++)
+    for (spec.turn = 0; spec.turn < spec.num_sequences && run->code == CHECK_PASS; spec.turn++)
         linear_run_spec(run, &spec);
 }
 

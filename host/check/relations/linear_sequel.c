@@ -242,9 +242,7 @@ enum { MODES = sizeof modes / sizeof modes[0] };
 
 static void change_padded(struct linear_spec *spec, int32_t index)
 {
-    static const struct linear_case_sequence sequences[] = {
-        {.rows = 3, .has_initial = true}, {.rows = 1, .in_place = true}, {.rows = 1}};
-    linear_set_extend(spec, 3, sequences);
+    linear_set_extend(spec, "3i 1p 1");
     spec->mode = modes[index % MODES];
     spec->padded = index % 3 * 2;
     spec->spare =
