@@ -87,6 +87,15 @@ bool grid_accepts_spec(const struct grid *grid, const attn_options *options, str
     return true;
 }
 
+bool grid_take(const struct grid *grid, const attn_options *options, struct case_spec *changed,
+               struct case_spec *spec)
+{
+    bool taken = !case_spec_defect(changed) && grid_accepts_spec(grid, options, changed, NULL, 0);
+    if (taken)
+        *spec = *changed;
+    return taken;
+}
+
 bool grid_accepts(const struct grid *grid, const struct grid_point *point, struct case_spec *spec,
                   char *reason, size_t size)
 {

@@ -217,6 +217,10 @@ void grid_rules(const struct grid_point *point, char *text, size_t size);
 bool grid_accepts(const struct grid *grid, const struct grid_point *point, struct case_spec *spec,
                   char *reason, size_t size);
 
+/* *spec becomes `changed`, if that makes sense and query accepts it. */
+bool grid_take(const struct grid *grid, const attn_options *options, struct case_spec *changed,
+               struct case_spec *spec);
+
 /* The same for a spec that was made of a point and changed; its padding's length is set. */
 bool grid_accepts_spec(const struct grid *grid, const attn_options *options, struct case_spec *spec,
                        char *reason, size_t size);

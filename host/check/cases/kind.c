@@ -252,6 +252,71 @@ static int32_t count_forward(const struct check_subject *subject, const struct k
     return points > 0 ? kind_variants(cases) * points : least;
 }
 
+void case_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*lengths)[2])
+{
+    spec->num_sequences = count;
+    for (int32_t s = 0; s < count; s++) {
+        struct case_sequence *sequence = &spec->sequences[s];
+        *sequence = (struct case_sequence){.prefix_len = lengths[s][0], .num_new = lengths[s][1]};
+        if (spec->mode == ATTN_MODE_TARGET_VERIFY)
+            sequence->num_new = 4;
+        if (spec->mode == ATTN_MODE_MIXED && s > 0 && s == count - 1)
+            sequence->num_new = 1;
+        if (spec->attn_type == ATTN_TYPE_ENCODER_ONLY)
+            sequence->prefix_len = 0;
+        if (spec->attn_type == ATTN_TYPE_CROSS)
+            sequence->num_new_keys = s % 2 ? 0 : 11;
+        if (spec->partial && spec->latent.expanded) {
+            sequence->chunk_end = sequence->prefix_len;
+            sequence->num_new_keys = sequence->prefix_len;
+        }
+    }
+}
+
+/* With two heads, or one, as the backend has it. */
+static void make_small(struct numerics_point *at)
+{
+    enum { SMALL_DIM = 16 };
+    bool taken = false;
+    for (int32_t q_heads = 2; q_heads > 0 && !taken; q_heads--) {
+        struct case_spec small = at->spec;
+        small.num_q_heads = q_heads;
+        small.num_kv_heads = 1;
+        if (small.latent.kv_lora_rank > 0) {
+            small.latent = (struct case_latent){33, 7, 11, 5, small.latent.expanded};
+            case_spec_set_form(&small, small.latent.expanded);
+        } else {
+            small.head_dim = small.v_head_dim = SMALL_DIM;
+        }
+        taken = grid_take(at->grid, at->options, &small, &at->spec);
+    }
+}
+
+/* Too much for a driver that fills what it allocates: more than 64 MiB. */
+static bool is_vast(const struct case_spec *spec)
+{
+    int64_t slots = (int64_t)70000 * spec->page_size;
+    int64_t bytes = slots * spec->num_kv_heads * (spec->head_dim + spec->v_head_dim) * 2;
+    return spec->spread == SPREAD_BYTES || (spec->spread == SPREAD_PAGES && bytes > 64 << 20);
+}
+
+/* False: skipped, or failed. */
+static bool vary(struct kind_case *k, const struct kind_cases *cases)
+{
+    struct case_spec *spec = &k->at.spec;
+    if (cases->small)
+        make_small(&k->at);
+    cases->vary(spec, k->variant);
+    const char *defect = case_spec_defect(spec);
+    if (defect)
+        check_fail(k->run, "the suite is wrong: %s of a case", defect);
+    else if (k->run->subject->fake_device && is_vast(spec))
+        check_skip(k->run, "the fake driver fills its memory: no pools of more than 64 MiB");
+    else
+        return numerics_accepts(&k->at, spec);
+    return false;
+}
+
 /* Variants of a point follow each other. */
 static bool find_forward(struct kind_case *k, const struct kind_cases *cases)
 {
@@ -261,10 +326,7 @@ static bool find_forward(struct kind_case *k, const struct kind_cases *cases)
     k->run->index = drawn_from > 0 ? index % drawn_from : index / kind_variants(cases);
     bool found = numerics_open(&k->at, k->run, cases->choices);
     k->run->index = index;
-    if (!found || !cases->complete)
-        return found;
-    cases->complete(&k->at.spec);
-    return numerics_accepts(&k->at, &k->at.spec);
+    return found && (!cases->vary || vary(k, cases));
 }
 
 const struct check_kind softmax_layers = {count_forward, find_forward, accepts_forward,

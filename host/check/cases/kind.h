@@ -16,15 +16,22 @@
 
 struct check_kind;
 
+/* What a row changes in the spec of a point; and one that is the same in all variants. */
+typedef void (*spec_change)(struct case_spec *spec, int32_t variant);
+#define SPEC_CHANGE(name, statement)                                                               \
+    static void name(struct case_spec *spec, int32_t variant)                                      \
+    {                                                                                              \
+        (void)variant;                                                                             \
+        statement;                                                                                 \
+    }
+
 /* Of what is not about its kind nothing is read. */
 struct kind_cases {
     const struct check_kind *kind;
     struct grid_choice choices[GRID_MAX_CHOICES + 1]; /* of all but linear layers */
-    void (*complete)(
-        struct case_spec
-            *spec); /* of each point, which is skipped where query refuses that; NULL = as it is */
-    void (*vary)(struct case_spec *spec,
-                 int32_t variant); /* for checks that do: numerics/family.h */
+    spec_change
+        vary;   /* of each point, which is skipped where query refuses that; NULL = as it is */
+    bool small; /* before: as few heads and dimensions as query accepts */
     linear_change change;
     int32_t variants; /* of each point, or of each family; 0 = 1 */
     int32_t
@@ -33,12 +40,15 @@ struct kind_cases {
 
 #define SOFTMAX_CASES(...)                                                                         \
     (&(const struct kind_cases){.kind = &softmax_layers, .choices = {__VA_ARGS__}})
-#define SOFTMAX_COMPLETED(function, ...)                                                           \
-    (&(const struct kind_cases){                                                                   \
-        .kind = &softmax_layers, .complete = function, .choices = {__VA_ARGS__}})
 #define SOFTMAX_VARIED(function, number, ...)                                                      \
     (&(const struct kind_cases){                                                                   \
         .kind = &softmax_layers, .vary = function, .variants = number, .choices = {__VA_ARGS__}})
+#define SOFTMAX_SMALL(function, number, ...)                                                       \
+    (&(const struct kind_cases){.kind = &softmax_layers,                                           \
+                                .vary = function,                                                  \
+                                .small = true,                                                     \
+                                .variants = number,                                                \
+                                .choices = {__VA_ARGS__}})
 #define LATENT_CASES(...)                                                                          \
     (&(const struct kind_cases){.kind = &latent_layers, .choices = {OF_LATENTS(__VA_ARGS__)}})
 /* Sparse layers, whose rows choose keys in one of the ways of AXIS_CHOICE; and over latents: keys of lists, and of an
@@ -47,12 +57,15 @@ struct kind_cases {
 #define SPARSE_LATENT_CASES(...)                                                                   \
     LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),                        \
                  {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, __VA_ARGS__)
-#define LATENT_COMPLETED(function, ...)                                                            \
-    (&(const struct kind_cases){                                                                   \
-        .kind = &latent_layers, .complete = function, .choices = {OF_LATENTS(__VA_ARGS__)}})
 #define LATENT_VARIED(function, number, ...)                                                       \
     (&(const struct kind_cases){.kind = &latent_layers,                                            \
                                 .vary = function,                                                  \
+                                .variants = number,                                                \
+                                .choices = {OF_LATENTS(__VA_ARGS__)}})
+#define LATENT_SMALL(function, number, ...)                                                        \
+    (&(const struct kind_cases){.kind = &latent_layers,                                            \
+                                .vary = function,                                                  \
+                                .small = true,                                                     \
                                 .variants = number,                                                \
                                 .choices = {OF_LATENTS(__VA_ARGS__)}})
 #define LINEAR_CASES(function, number)                                                             \
@@ -67,6 +80,11 @@ struct kind_cases {
 /* A row whose cases are judged, each in a session of its own. */
 #define JUDGED_ROW(rule, name, sentence, cases)                                                    \
     KIND_ROW(rule, #name, alone, CHECK_NEEDS_COMPUTE, sentence, cases)
+
+/* Two of them: NAME of softmax layers, mla_NAME of latent ones. */
+#define JUDGED_ROWS(rule, name, sentence, softmax, latent)                                         \
+    JUDGED_ROW(rule, name, sentence, softmax),                                                     \
+        JUDGED_ROW(rule, mla_##name, sentence " (latent layers)", latent)
 
 /* A row whose cases run_NAME takes from there on. */
 #define FOUND_ROW(rule, name, sentence, cases)                                                     \
@@ -83,6 +101,13 @@ struct kind_cases {
     KIND_ROW(rule, #name, name, needs, sentence, softmax),                                         \
         KIND_ROW(rule, "mla_" #name, name, needs, sentence " (latent layers)", latent),            \
         KIND_ROW(rule, "linear_" #name, name, needs, sentence " (linear layers)", linear)
+
+#define SMALL_LATENTS BIT(MLA_SMALL)
+#define SMALL_VARIED(function, number, ...)                                                        \
+    LATENT_SMALL(function, number, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, __VA_ARGS__)
+
+/* Prefix and new tokens of each sequence. What a mode or a type says of lengths holds for them too. */
+void case_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*lengths)[2]);
 
 /* How many cases a check has for a subject; -1 = one, which has no number. */
 int32_t kind_count(const struct check *check, const struct check_subject *subject);

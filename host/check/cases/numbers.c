@@ -65,12 +65,8 @@ static int lacks_arrays(const struct case_spec *spec)
 
 static bool keep_if_accepted(struct numbers *numbers, struct case_spec *changed)
 {
-    bool is_kept = !case_spec_defect(changed) && !lacks_arrays(changed) &&
-                   numbers_work(changed) <= numbers->most_work &&
-                   grid_accepts_spec(numbers->grid, numbers->options, changed, NULL, 0);
-    if (is_kept)
-        *numbers->spec = *changed;
-    return is_kept;
+    return !lacks_arrays(changed) && numbers_work(changed) <= numbers->most_work &&
+           grid_take(numbers->grid, numbers->options, changed, numbers->spec);
 }
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
@@ -338,9 +334,7 @@ static void make_small(struct numbers *numbers, struct case_spec *spec)
     struct case_spec small = *spec;
     small.head_dim = 8 + below(numbers, 17);
     small.v_head_dim = 8 + below(numbers, 17);
-    if (!case_spec_defect(&small) &&
-        grid_accepts_spec(numbers->grid, numbers->options, &small, NULL, 0))
-        *spec = small;
+    grid_take(numbers->grid, numbers->options, &small, spec);
 }
 
 /* Elements of a pool in which all sequences are as long as the longest: cases have such. */

@@ -211,18 +211,14 @@ bool numerics_random(struct check_run *run, const struct grid *grid,
     return false;
 }
 
-void numerics_make_e5m2(struct case_spec *spec)
+void numerics_make_e5m2(struct case_spec *spec, int32_t variant)
 {
+    (void)variant;
     attn_dtype *const dtypes[] = {&spec->q_dtype, &spec->new_kv_dtype, &spec->out_dtype};
     for (int n = 0; n < 3; n++)
         if (*dtypes[n] == ATTN_FP8_E4M3)
             *dtypes[n] = ATTN_FP8_E5M2;
     spec->without_needles = true;
-}
-
-void numerics_make_special(struct case_spec *spec)
-{
-    spec->special_values = true;
 }
 
 double numerics_unit(attn_dtype dtype)

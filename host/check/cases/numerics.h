@@ -94,10 +94,7 @@ int32_t numerics_count_found(const struct check_subject *subject, numerics_find 
 void numerics_run_found(struct check_run *run, numerics_find find, bool variant);
 
 /* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
-void numerics_make_e5m2(struct case_spec *spec);
-
-/* Some values are infinite, NaN, or lie between two that can be stored. */
-void numerics_make_special(struct case_spec *spec);
+void numerics_make_e5m2(struct case_spec *spec, int32_t variant);
 
 /* By how much of 1 two ways to compute one thing may differ, in which rounding happens in other
  * places: some last bits of the type. */

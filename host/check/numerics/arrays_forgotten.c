@@ -5,13 +5,8 @@
  * do the structs, as in every case (case_forget_plan()): a forward that reads them is wrong.
  */
 #include "host/check/cases/kind.h"
-#include "host/check/numerics/family.h"
 
-static void keep_on_host(struct case_spec *spec, int32_t variant)
-{
-    (void)variant;
-    spec->host = HOST_ALL;
-}
+SPEC_CHANGE(keep_on_host, spec->host = HOST_ALL)
 
 static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_MIXED,
                                  ATTN_MODE_TARGET_VERIFY};
@@ -39,18 +34,18 @@ CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_arrays_forgotten[] = {
-    LARGE_ROW("PURE-06", types_forgotten,
-              "no forward, in any mode, reads the host arrays that its batch was planned from",
-              SOFTMAX_VARIED(keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL}, SAVED_OR_NOT)),
-    LARGE_ROW("PURE-06", masks_forgotten,
-              "no forward, under any mask or with items, reads the host arrays that its batch "
-              "was planned from",
-              SOFTMAX_VARIED(keep_on_host, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_VERIFY)},
+    JUDGED_ROW("PURE-06", types_forgotten,
+               "no forward, in any mode, reads the host arrays that its batch was planned from",
+               SOFTMAX_SMALL(keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL}, SAVED_OR_NOT)),
+    JUDGED_ROW("PURE-06", masks_forgotten,
+               "no forward, under any mask or with items, reads the host arrays that its batch "
+               "was planned from",
+               SOFTMAX_SMALL(keep_on_host, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_VERIFY)},
                              {AXIS_MASK, ALL})),
-    LARGE_ROW("PURE-06", mla_forgotten,
-              "no forward of a latent layer reads the host arrays that its batch was planned from",
-              SMALL_VARIED(keep_on_host, 1, {AXIS_MODE, ALL},
-                           {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})),
+    JUDGED_ROW("PURE-06", mla_forgotten,
+               "no forward of a latent layer reads the host arrays that its batch was planned from",
+               SMALL_VARIED(keep_on_host, 1, {AXIS_MODE, ALL},
+                            {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})),
     CHECK_CASES(
         "PURE-06", linear_forgotten,
         "no forward of a linear layer reads the host arrays that its batch was planned from"),

@@ -6,7 +6,7 @@
  * values of a few axes of the grid. INVAR-01.grid then has all pairs of everything, and
  * INVAR-01.random anything.
  */
-#include "host/check/numerics/family.h"
+#include "host/check/cases/kind.h"
 #include "host/check/numerics/partials.h"
 
 #include "host/base/error.h"
@@ -20,15 +20,11 @@ static const struct case_run once = {.exact_memory = true};
 #define CUSTOM_MASKS (BIT(MASK_FULL) | BIT(MASK_QLEN))
 #define POSITIONS    (BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS))
 
-static void host_needed(struct case_spec *spec)
-{
-    spec->host = HOST_NEEDED;
-}
+SPEC_CHANGE(host_needed, spec->host = HOST_NEEDED)
+SPEC_CHANGE(host_some, spec->host = HOST_SOME)
 
-static void host_some(struct case_spec *spec)
-{
-    spec->host = HOST_SOME;
-}
+/* Some values are infinite, NaN, or lie between two that can be stored. */
+SPEC_CHANGE(make_special, spec->special_values = true)
 
 /* Blocks that each KV head chooses, as in NSA: one head is judged, the first or the last. */
 static void judge_head(struct case_spec *spec, int32_t variant)
@@ -286,9 +282,9 @@ const struct check check_num[] = {
                SOFTMAX_CASES(QUANTISED, {AXIS_MODE, ALL}, {AXIS_LAYOUT, ALL})),
     JUDGED_ROW("KV-04", limits,
                "values beyond the largest are saturated, ties go to even, NaN stays NaN",
-               SOFTMAX_COMPLETED(numerics_make_special, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL},
-                                 BOTH_PHASES, {AXIS_WINDOW, BIT(WINDOW_CAUSAL)},
-                                 {AXIS_CHUNK, BIT(0)}, {AXIS_SOURCE, BIT(SOURCE_SAVED)})),
+               SOFTMAX_VARIED(make_special, 1, {AXIS_KV, ALL}, {AXIS_DTYPE, ALL}, BOTH_PHASES,
+                              {AXIS_WINDOW, BIT(WINDOW_CAUSAL)}, {AXIS_CHUNK, BIT(0)},
+                              {AXIS_SOURCE, BIT(SOURCE_SAVED)})),
     JUDGED_ROW("KV-13", sequence_scales, "each sequence of a batch has its own scales",
                SOFTMAX_CASES({AXIS_KV, BIT(KV_E4M3_PER_SEQ_HEAD)}, {AXIS_MODE, ALL}, SAVED_OR_NOT)),
     JUDGED_ROW("KV-14", token_scales, "each slot has its own scales; new tokens are read as given",
@@ -309,11 +305,11 @@ const struct check check_num[] = {
                       BOTH_PHASES, PLAIN_AND_QUANTISED, {AXIS_SCORES, ALL},
                       {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
     JUDGED_ROW("MEAN-22", input_scales_e5m2, "q, k and v in e5m2 are read as value times scale",
-               SOFTMAX_COMPLETED(numerics_make_e5m2, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)},
-                                 BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})),
+               SOFTMAX_VARIED(numerics_make_e5m2, 1, {AXIS_INPUTS, ALL & ~BIT(INPUTS_PLAIN)},
+                              BOTH_PHASES, {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E5M2)})),
     JUDGED_ROW("MEAN-23", out_scale_e5m2, "an e5m2 output is divided by its scale and rounded once",
-               SOFTMAX_COMPLETED(numerics_make_e5m2, {AXIS_OUT, BIT(OUT_E4M3)},
-                                 {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3)}, BOTH_PHASES)),
+               SOFTMAX_VARIED(numerics_make_e5m2, 1, {AXIS_OUT, BIT(OUT_E4M3)},
+                              {AXIS_INPUTS, BIT(INPUTS_PLAIN) | BIT(INPUTS_E4M3)}, BOTH_PHASES)),
     JUDGED_ROW("STRUCT-10", places,
                "results are right for operands with exactly the alignment of the problem",
                SOFTMAX_CASES({AXIS_PLACE, ALL}, BOTH_PHASES, {AXIS_LAYOUT, ALL})),
@@ -328,32 +324,32 @@ const struct check check_num[] = {
                SOFTMAX_CASES({AXIS_WINDOW, BIT(WINDOW_15) | BIT(WINDOW_BOTH)},
                              {AXIS_PAGE, BIT(0) | BIT(1)}, SAVED_OR_NOT,
                              {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, BOTH_PHASES)),
-    KIND_ROW("MEAN-21", "chosen_keys", alone, CHECK_NEEDS_COMPUTE,
-             "a row of a sparse layer sees exactly the keys whose slots its call lists",
-             SPARSE_CASES(CHOICE_GIVEN, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
-                          {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
-                          {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
-    KIND_ROW("MEAN-21", "chosen_from_caches", alone, CHECK_NEEDS_COMPUTE,
-             "sparse layers read chosen keys from caches of any type and layout",
-             SPARSE_CASES(CHOICE_GIVEN, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})),
-    KIND_ROW("MEAN-21", "chosen_blocks", alone, CHECK_NEEDS_COMPUTE,
-             "in its listed blocks, a row sees the keys that the layer's window and causal rule "
-             "allow, for all heads",
-             SPARSE_CASES(CHOICE_BLOCKS, {AXIS_MODE, ALL}, {AXIS_PAGE, 3},
-                          {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
-    KIND_ROW("MEAN-21", "blocks_of_heads", varied, CHECK_NEEDS_COMPUTE,
-             "each KV head of a row has its own list of blocks",
-             SOFTMAX_VARIED(judge_head, 2, {AXIS_CHOICE, BIT(CHOICE_BLOCKS_OF_HEADS)},
-                            {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)}, SAVED_OR_NOT)),
+    JUDGED_ROW(
+        "MEAN-21", chosen_keys,
+        "a row of a sparse layer sees exactly the keys whose slots its call lists",
+        SPARSE_CASES(CHOICE_GIVEN, {AXIS_MODE, ALL}, {AXIS_FORM, ALL},
+                     {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE) | BIT(SOURCE_SHARED)},
+                     {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    JUDGED_ROW("MEAN-21", chosen_from_caches,
+               "sparse layers read chosen keys from caches of any type and layout",
+               SPARSE_CASES(CHOICE_GIVEN, {AXIS_KV, ALL}, {AXIS_LAYOUT, ALL}, {AXIS_PAGE, ALL})),
+    JUDGED_ROW("MEAN-21", chosen_blocks,
+               "in its listed blocks, a row sees the keys that the layer's window and causal rule "
+               "allow, for all heads",
+               SPARSE_CASES(CHOICE_BLOCKS, {AXIS_MODE, ALL}, {AXIS_PAGE, 3},
+                            {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_EMPTY)})),
+    JUDGED_ROW("MEAN-21", blocks_of_heads, "each KV head of a row has its own list of blocks",
+               SOFTMAX_VARIED(judge_head, 2, {AXIS_CHOICE, BIT(CHOICE_BLOCKS_OF_HEADS)},
+                              {AXIS_MODE, ALL}, {AXIS_HEADS, BIT(0) | BIT(1)}, SAVED_OR_NOT)),
     JUDGED_ROW("CAPS-09", host_needed, "a batch needs only the host arrays that the verdict names",
-               SOFTMAX_COMPLETED(host_needed, THREE_MODES, {AXIS_FORM, ALL},
-                                 {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
-                                 {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})),
+               SOFTMAX_VARIED(host_needed, 1, THREE_MODES, {AXIS_FORM, ALL},
+                              {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
+                              {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})),
     JUDGED_ROW("CAPS-09", host_some,
                "each host array that the verdict does not name may be present or absent",
-               SOFTMAX_COMPLETED(host_some, THREE_MODES, {AXIS_FORM, ALL},
-                                 {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
-                                 {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})),
+               SOFTMAX_VARIED(host_some, 1, THREE_MODES, {AXIS_FORM, ALL},
+                              {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {AXIS_TYPE, ALL},
+                              {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)})),
     JUDGED_ROW("KV-08", index_forms, "each form of KV indices gives the same result",
                SOFTMAX_CASES({AXIS_FORM, ALL}, {AXIS_PAGE, ALL}, BOTH_PHASES,
                              {AXIS_SLOTS, BIT(SLOTS_CONTIGUOUS) | BIT(SLOTS_SHUFFLED_PAGES)})),

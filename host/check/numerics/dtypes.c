@@ -5,7 +5,6 @@
  * computed right: as wide as another's and unlike it, wider, narrower.
  */
 #include "host/check/cases/kind.h"
-#include "host/check/numerics/family.h"
 
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
@@ -62,24 +61,18 @@ static void set_types(struct case_spec *spec, int32_t n)
     spec->without_needles = spec->q_dtype == ATTN_FP8_E5M2 || spec->out_dtype == ATTN_FP8_E5M2;
 }
 
-static void change(const struct grid *grid, struct case_spec changed, struct case_spec *spec)
-{
-    if (!case_spec_defect(&changed) &&
-        grid_accepts_spec(grid, grid_options(grid, &grid->base), &changed, NULL, 0))
-        *spec = changed;
-}
-
 /* In turns, as far as query accepts it: new keys are saved or not; heads are as the grid has them,
  * or end within a vector of elements, where each type is converted in another way. */
 static void set_rest(const struct grid *grid, int32_t index, bool latent, struct case_spec *spec)
 {
+    const attn_options *options = grid_options(grid, &grid->base);
     struct case_spec changed = *spec;
     changed.flags ^= index % 3 == 2 ? ATTN_FORWARD_SAVE_KV : 0;
-    change(grid, changed, spec);
+    grid_take(grid, options, &changed, spec);
     changed = *spec;
     if (!latent && index % 2 == 1)
         changed.head_dim = changed.v_head_dim = 20;
-    change(grid, changed, spec);
+    grid_take(grid, options, &changed, spec);
 }
 
 /* How many there are, and case `index` of them; if there are none, why the first is refused. */

@@ -5,7 +5,7 @@
  * caches, and scores of -inf.
  */
 #include "host/check/cases/forward_case_private.h"
-#include "host/check/numerics/family.h"
+#include "host/check/cases/kind.h"
 
 #include <stdint.h>
 
@@ -75,11 +75,7 @@ static void make_sized(struct case_spec *spec, int32_t variant)
 }
 
 /* NaN and values at the limits in vectors that no register is filled by. */
-static void make_special(struct case_spec *spec, int32_t variant)
-{
-    (void)variant;
-    spec->special_values = true;
-}
+SPEC_CHANGE(make_special, spec->special_values = true)
 
 /* ---- Scores of -inf -------------------------------------------------------------------------- */
 
@@ -88,24 +84,20 @@ static void make_lost(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lost[] = {16, 130, 1100, 1 << 20};
     static const int32_t lengths[][2] = {{1500, 3}, {20, 2}, {1030, 1}, {0, 5}};
-    family_set_lengths(spec, 4, lengths);
+    case_set_lengths(spec, 4, lengths);
     spec->lost_keys = lost[variant];
 }
 
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
-static void make_fewer_keys(struct case_spec *spec, int32_t variant)
-{
-    (void)variant;
-    spec->fewer_keys = true;
-}
+SPEC_CHANGE(make_fewer_keys, spec->fewer_keys = true)
 
 /* Some rows see nothing of what they would, others do, on either side of where work is cut. */
 static void make_fewer_far(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][2] = {{20, 3}, {1000, 60}, {2035, 40}, {1000, 30}};
     make_fewer_keys(spec, variant);
-    family_set_lengths(spec, 4, lengths);
+    case_set_lengths(spec, 4, lengths);
 }
 
 /* Numbers of rows next to those that work is cut into. */
@@ -113,63 +105,62 @@ static void make_row_counts(struct case_spec *spec, int32_t variant)
 {
     static const int32_t counts[] = {63, 64, 65, 127, 128, 129, 131, 132, 133, 255, 256, 257};
     const int32_t lengths[][2] = {{3, counts[variant] - variant % 2}, {0, 1}};
-    family_set_lengths(spec, 1 + variant % 2, lengths);
+    case_set_lengths(spec, 1 + variant % 2, lengths);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_extremes[] = {
-    LARGE_ROWS("MEAN-09", score_scales, "sm_scale may be negative, tiny or large",
-               SOFTMAX_VARIED(make_scaled, 7, BOTH_PHASES, {AXIS_DTYPE, ALL}, {AXIS_ALIBI, BIT(0)},
+    JUDGED_ROWS("MEAN-09", score_scales, "sm_scale may be negative, tiny or large",
+                SOFTMAX_SMALL(make_scaled, 7, BOTH_PHASES, {AXIS_DTYPE, ALL}, {AXIS_ALIBI, BIT(0)},
                               {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)}),
-               SMALL_VARIED(make_scaled, 7, BOTH_PHASES)),
-    LARGE_ROWS("MEAN-09", caps, "logit_cap may be above or below all scores",
-               SOFTMAX_VARIED(make_capped, 8, BOTH_PHASES, {AXIS_CAP, BIT(1)},
+                SMALL_VARIED(make_scaled, 7, BOTH_PHASES)),
+    JUDGED_ROWS("MEAN-09", caps, "logit_cap may be above or below all scores",
+                SOFTMAX_SMALL(make_capped, 8, BOTH_PHASES, {AXIS_CAP, BIT(1)},
                               {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}),
-               SMALL_VARIED(make_capped, 8, {AXIS_CAP, BIT(1)}, BOTH_PHASES)),
-    LARGE_ROW("MEAN-09", slopes, "ALiBi slopes may be 0, negative or steep",
-              SOFTMAX_VARIED(make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
+                SMALL_VARIED(make_capped, 8, {AXIS_CAP, BIT(1)}, BOTH_PHASES)),
+    JUDGED_ROW("MEAN-09", slopes, "ALiBi slopes may be 0, negative or steep",
+               SOFTMAX_SMALL(make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
                              {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
-    LARGE_ROW("MEAN-05", positions_ahead, "explicit positions may be far from the key's index",
-              SOFTMAX_VARIED(make_ahead, 4, BOTH_PHASES,
+    JUDGED_ROW("MEAN-05", positions_ahead, "explicit positions may be far from the key's index",
+               SOFTMAX_SMALL(make_ahead, 4, BOTH_PHASES,
                              {AXIS_MASK, BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS)},
                              {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
                              {AXIS_CHUNK, BIT(0) | BIT(1)}, {AXIS_ALIBI, ALL})),
-    LARGE_ROW(
+    JUDGED_ROW(
         "MEAN-06", endless_windows, "windows and chunks may be as large as an int32",
-        SOFTMAX_VARIED(make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_PHASES,
-                       {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})),
-    LARGE_ROW("KV-04", sizes, "keys, values and their scales may be tiny or large",
-              SOFTMAX_VARIED(make_sized, 5, BOTH_PHASES, {AXIS_DTYPE, ALL},
+        SOFTMAX_SMALL(make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_PHASES,
+                      {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})),
+    JUDGED_ROW("KV-04", sizes, "keys, values and their scales may be tiny or large",
+               SOFTMAX_SMALL(make_sized, 5, BOTH_PHASES, {AXIS_DTYPE, ALL},
                              {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD) | BIT(KV_E5M2)},
                              SAVED_OR_NOT)),
-    LARGE_ROW("KV-11", mla_sizes, "latents and their scales may be tiny or large",
-              SMALL_VARIED(make_sized, 5, BOTH_PHASES, PLAIN_AND_QUANTISED)),
-    KIND_ROW("KV-11", "mla_packed_sizes", varied, CHECK_NEEDS_COMPUTE,
-             "packed latents and their scales may be tiny or large",
-             LATENT_VARIED(make_sized, 5, BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), BOTH_PHASES)),
-    KIND_ROW("KV-06", "short_values", varied, CHECK_NEEDS_COMPUTE,
-             "with v_head_dim 1, values may be NaN",
-             SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL},
-                            PLAIN_AND_QUANTISED)),
-    LARGE_ROW("MEAN-14", lost_keys,
-              "keys with a score of -inf have weight 0, and a row may have only such keys",
-              SOFTMAX_VARIED(make_lost, 4, BOTH_PHASES, {AXIS_DTYPE, ALL},
+    JUDGED_ROW("KV-11", mla_sizes, "latents and their scales may be tiny or large",
+               SMALL_VARIED(make_sized, 5, BOTH_PHASES, PLAIN_AND_QUANTISED)),
+    JUDGED_ROW(
+        "KV-11", mla_packed_sizes, "packed latents and their scales may be tiny or large",
+        LATENT_VARIED(make_sized, 5, BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), BOTH_PHASES)),
+    JUDGED_ROW("KV-06", short_values, "with v_head_dim 1, values may be NaN",
+               SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL},
+                              PLAIN_AND_QUANTISED)),
+    JUDGED_ROW("MEAN-14", lost_keys,
+               "keys with a score of -inf have weight 0, and a row may have only such keys",
+               SOFTMAX_SMALL(make_lost, 4, BOTH_PHASES, {AXIS_DTYPE, ALL},
                              {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})),
-    LARGE_ROWS("KV-01", row_counts, "a batch may have any number of new rows",
-               SOFTMAX_VARIED(make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
+    JUDGED_ROWS("KV-01", row_counts, "a batch may have any number of new rows",
+                SOFTMAX_SMALL(make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
                               {AXIS_MODE, BIT(MODE_EXTEND)},
                               {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)}),
-               SMALL_VARIED(make_row_counts, 12, {AXIS_MODE, BIT(MODE_EXTEND)})),
-    LARGE_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens",
-              SOFTMAX_VARIED(make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
+                SMALL_VARIED(make_row_counts, 12, {AXIS_MODE, BIT(MODE_EXTEND)})),
+    JUDGED_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens",
+               SOFTMAX_SMALL(make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
                              {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
                              {AXIS_SOURCE, BIT(SOURCE_CACHE)},
                              {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
-    LARGE_ROW("MEAN-10", fewer_keys_far,
-              "a KV group may have fewer keys than its batch has tokens, even if windows leave "
-              "some rows no keys",
-              SOFTMAX_VARIED(make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
+    JUDGED_ROW("MEAN-10", fewer_keys_far,
+               "a KV group may have fewer keys than its batch has tokens, even if windows leave "
+               "some rows no keys",
+               SOFTMAX_SMALL(make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
                              {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_EXTEND)},
                              {AXIS_SOURCE, BIT(SOURCE_CACHE)})),
     {.rule = NULL},

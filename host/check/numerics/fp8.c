@@ -185,9 +185,10 @@ static void judge_codes(struct kind_case *k)
 }
 
 /* So many queries of one sequence that a kernel of its own may be for them. */
-static void set_lengths(struct case_spec *spec)
+static void set_lengths(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][2] = {{0, 1}, {16, 40}, {77, 3}, {4, 1}};
+    (void)variant;
     spec->num_sequences = 4;
     for (int32_t s = 0; s < 4; s++)
         spec->sequences[s] =
@@ -238,9 +239,9 @@ CHECK_RUN(scale_zero, kind_use(run, judge_unscaled))
     {                                                                                              \
         AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \
     }
-#define SOFTMAX(...) SOFTMAX_COMPLETED(set_lengths, __VA_ARGS__)
+#define SOFTMAX(...) SOFTMAX_VARIED(set_lengths, 1, __VA_ARGS__)
 #define LATENT(layout, ...)                                                                        \
-    LATENT_COMPLETED(set_lengths, MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
+    LATENT_VARIED(set_lengths, 1, MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 #define ROW(rule, name, function, sentence, cases)                                                 \
     KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
 

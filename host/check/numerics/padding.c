@@ -56,8 +56,7 @@ static void pad(struct case_spec *spec, const struct grid *grid, const attn_opti
     padded.padded = sequences[index % 4] ? spec->num_sequences + sequences[index % 4] : 0;
     if (spec->mode != ATTN_MODE_DECODE && spec->mode != ATTN_MODE_MIXED)
         padded.spare = rows[index % 3];
-    if (grid_accepts_spec(grid, options, &padded, NULL, 0))
-        *spec = padded;
+    grid_take(grid, options, &padded, spec);
 }
 
 /* With keys in page 0, padding in every other case, and, where keys are saved, some that are not. */
@@ -69,9 +68,8 @@ static void place(struct case_spec *spec, const struct grid *grid, const attn_op
     spec->keys_in_page_0 = unwritten.keys_in_page_0 = true;
     if (index % 2)
         pad(spec, grid, options, index);
-    else if (spec->flags & ATTN_FORWARD_SAVE_KV &&
-             grid_accepts_spec(grid, options, &unwritten, NULL, 0))
-        *spec = unwritten;
+    else if (spec->flags & ATTN_FORWARD_SAVE_KV)
+        grid_take(grid, options, &unwritten, spec);
 }
 
 static void run_one(struct check_run *run, bool latent, enum matter matter)

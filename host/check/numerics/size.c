@@ -7,7 +7,7 @@
  * of ordinary size. These cases are large in one thing and small in all others: few heads, the
  * smallest dimensions that are accepted, few queries where there are many keys.
  */
-#include "host/check/numerics/family.h"
+#include "host/check/cases/kind.h"
 
 enum { MANY_SEQUENCES = 300, PADDED_TO = 330 };
 #define SEVERAL_ROWS (BIT(MODE_EXTEND) | BIT(MODE_MIXED) | BIT(MODE_VERIFY) | BIT(MODE_DRAFT))
@@ -20,7 +20,7 @@ static void make_many_sequences(struct case_spec *spec, int32_t variant)
     static const int32_t lengths[FORWARD_CASE_MAX_SEQS][2] = {{0, 3},  {17, 1}, {16, 2}, {1, 1},
                                                               {31, 1}, {5, 4},  {40, 2}, {0, 0}};
     (void)variant;
-    family_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
+    case_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
     spec->num_sequences = MANY_SEQUENCES;
     spec->padded = spec->mode == ATTN_MODE_DECODE ? PADDED_TO : 0;
 }
@@ -36,7 +36,7 @@ static void make_long_keys(struct case_spec *spec, int32_t variant)
                                       [ATTN_MODE_DRAFT_EXTEND] = 33003};
     const int32_t lengths[][2] = {{longest[spec->mode], 1}, {5, 3}, {300, 1}};
     (void)variant;
-    family_set_lengths(spec, 3, lengths);
+    case_set_lengths(spec, 3, lengths);
     spec->num_q_heads = spec->num_kv_heads;
     if (spec->latent.kv_lora_rank > 0) {
         spec->num_q_heads = 1;
@@ -49,7 +49,7 @@ static void make_longest_keys(struct case_spec *spec, int32_t variant)
 {
     make_long_keys(spec, variant);
     static const int32_t lengths[][2] = {{70, 2}, {66005, 1}};
-    family_set_lengths(spec, 2, lengths);
+    case_set_lengths(spec, 2, lengths);
 }
 
 /* More than 1,024 queries of a sequence, which see each other. */
@@ -57,7 +57,7 @@ static void make_long_queries(struct case_spec *spec, int32_t variant)
 {
     make_long_keys(spec, variant);
     static const int32_t lengths[][2] = {{40, 3}, {5, 1040}};
-    family_set_lengths(spec, 2, lengths);
+    case_set_lengths(spec, 2, lengths);
 }
 
 /* Windows and chunks that 16 bits do not hold, with a sign or without. */
@@ -84,18 +84,14 @@ static void make_narrowed_queries(struct case_spec *spec, int32_t variant)
 }
 
 /* Rows before and after number 65,536. */
-static void make_late_rows(struct case_spec *spec, int32_t variant)
-{
-    (void)variant;
-    spec->first_row = 65530;
-}
+SPEC_CHANGE(make_late_rows, spec->first_row = 65530)
 
 /* Items of up to 700 tokens. */
 static void make_long_items(struct case_spec *spec, int32_t variant)
 {
     make_long_keys(spec, variant);
     static const int32_t lengths[][2] = {{700, 90}, {0, 300}, {20, 400}};
-    family_set_lengths(spec, 3, lengths);
+    case_set_lengths(spec, 3, lengths);
     spec->longest_item = 700;
 }
 
@@ -105,7 +101,7 @@ static void make_many_items(struct case_spec *spec, int32_t variant)
     static const int32_t longest[] = {65536, 3, 1};
     static const int32_t lengths[][2] = {{66004, 3}, {70, 90}};
     make_long_keys(spec, variant);
-    family_set_lengths(spec, 2, lengths);
+    case_set_lengths(spec, 2, lengths);
     spec->longest_item = longest[variant];
 }
 
@@ -119,7 +115,7 @@ static void make_uneven(struct case_spec *spec, int32_t variant)
         {{17, 40}, {3001, 5}, {0, 1}, {1500, 1}, {70, 19}, {2200, 2}},
         {{2600, 3}, {1, 1}, {64, 33}, {1999, 1}, {0, 2}, {700, 64}},
         {{2500, 40}, {9, 1}, {3001, 3}, {1800, 12}, {0, 2}, {2999, 1}}};
-    family_set_lengths(spec, 6, lengths[variant]);
+    case_set_lengths(spec, 6, lengths[variant]);
 }
 
 /* Sequences of which nothing is cached, alone: whatever the cache says is about new keys. */
@@ -127,7 +123,7 @@ static void make_new_sequences(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][2] = {{0, 5}, {0, 1}, {0, 70}, {0, 1}};
     (void)variant;
-    family_set_lengths(spec, 4, lengths);
+    case_set_lengths(spec, 4, lengths);
 }
 
 #define NEW_KEYS                                                                                   \
@@ -143,7 +139,7 @@ enum { HEADS = sizeof heads / sizeof heads[0] };
 static void make_many_heads(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[][2] = {{37, 3}, {0, 5}, {16, 1}};
-    family_set_lengths(spec, 3, lengths);
+    case_set_lengths(spec, 3, lengths);
     spec->num_q_heads = heads[variant][0];
     spec->num_kv_heads = heads[variant][1];
     if (spec->latent.kv_lora_rank > 0)
@@ -152,17 +148,8 @@ static void make_many_heads(struct case_spec *spec, int32_t variant)
 
 /* ---- Pools ----------------------------------------------------------------------------------- */
 
-static void make_many_pages(struct case_spec *spec, int32_t variant)
-{
-    (void)variant;
-    spec->spread = SPREAD_PAGES;
-}
-
-static void make_far_pages(struct case_spec *spec, int32_t variant)
-{
-    (void)variant;
-    spec->spread = SPREAD_BYTES;
-}
+SPEC_CHANGE(make_many_pages, spec->spread = SPREAD_PAGES)
+SPEC_CHANGE(make_far_pages, spec->spread = SPREAD_BYTES)
 
 #define SOURCES (BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE))
 
@@ -188,131 +175,131 @@ static void make_spare_rows(struct case_spec *spec, int32_t variant)
     int32_t count = spec->mode == ATTN_MODE_EXTEND ? 4 : 3;
     if (variant == 3 && spec->mode == ATTN_MODE_EXTEND)
         count = 0;
-    family_set_lengths(spec, count, variant == 2 ? decodes : lengths);
+    case_set_lengths(spec, count, variant == 2 ? decodes : lengths);
     spec->spare = variant == 0 ? 1 : 21;
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size[] = {
-    LARGE_ROW("INVAR-01", many_sequences, "each of 300 sequences in one batch is right",
-              SOFTMAX_VARIED(make_many_sequences, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL})),
-    LARGE_ROW("INVAR-01", many_sequences_cross,
-              "each of 300 sequences sees the keys of its own encoder",
-              SOFTMAX_VARIED(make_many_sequences, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+    JUDGED_ROW("INVAR-01", many_sequences, "each of 300 sequences in one batch is right",
+               SOFTMAX_SMALL(make_many_sequences, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL})),
+    JUDGED_ROW("INVAR-01", many_sequences_cross,
+               "each of 300 sequences sees the keys of its own encoder",
+               SOFTMAX_SMALL(make_many_sequences, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
                              {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
-    LARGE_ROW("INVAR-01", many_sequences_forms,
-              "each of 300 sequences is right in each form of KV indices",
-              SOFTMAX_VARIED(make_many_sequences, 1, {AXIS_FORM, ALL}, BOTH_PHASES)),
-    LARGE_ROW("INVAR-01", mla_many_sequences, "each of 300 sequences of a latent layer is right",
-              SMALL_VARIED(make_many_sequences, 1, THREE_MODES)),
-    LARGE_ROW("INVAR-01", long_keys,
-              "keys beyond 8192, 32768 and 65536 are seen like the first ones",
-              SOFTMAX_VARIED(make_long_keys, 1, {AXIS_MODE, ALL})),
-    LARGE_ROW("INVAR-01", long_keys_cross, "an encoder may have more than 65536 tokens",
-              SOFTMAX_VARIED(make_long_keys, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+    JUDGED_ROW("INVAR-01", many_sequences_forms,
+               "each of 300 sequences is right in each form of KV indices",
+               SOFTMAX_SMALL(make_many_sequences, 1, {AXIS_FORM, ALL}, BOTH_PHASES)),
+    JUDGED_ROW("INVAR-01", mla_many_sequences, "each of 300 sequences of a latent layer is right",
+               SMALL_VARIED(make_many_sequences, 1, THREE_MODES)),
+    JUDGED_ROW("INVAR-01", long_keys,
+               "keys beyond 8192, 32768 and 65536 are seen like the first ones",
+               SOFTMAX_SMALL(make_long_keys, 1, {AXIS_MODE, ALL})),
+    JUDGED_ROW("INVAR-01", long_keys_cross, "an encoder may have more than 65536 tokens",
+               SOFTMAX_SMALL(make_long_keys, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
                              {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
-    LARGE_ROW("INVAR-01", long_keys_forms,
-              "keys beyond 8192, 32768 and 65536 are seen in each form of KV indices",
-              SOFTMAX_VARIED(make_longest_keys, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(1)},
+    JUDGED_ROW("INVAR-01", long_keys_forms,
+               "keys beyond 8192, 32768 and 65536 are seen in each form of KV indices",
+               SOFTMAX_SMALL(make_longest_keys, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(1)},
                              {AXIS_MODE, BIT(MODE_DECODE)})),
-    LARGE_ROW("INVAR-01", long_keys_narrowed, "windows and chunks hold at positions beyond 65536",
-              SOFTMAX_VARIED(make_longest_keys, 1,
+    JUDGED_ROW("INVAR-01", long_keys_narrowed, "windows and chunks hold at positions beyond 65536",
+               SOFTMAX_SMALL(make_longest_keys, 1,
                              {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)},
                              {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_DECODE)})),
-    LARGE_ROW(
+    JUDGED_ROW(
         "INVAR-01", long_keys_alibi, "ALiBi holds at distances beyond 65536",
-        SOFTMAX_VARIED(make_longest_keys, 1, {AXIS_ALIBI, BIT(1)}, {AXIS_MODE, BIT(MODE_DECODE)})),
-    LARGE_ROW(
+        SOFTMAX_SMALL(make_longest_keys, 1, {AXIS_ALIBI, BIT(1)}, {AXIS_MODE, BIT(MODE_DECODE)})),
+    JUDGED_ROW(
         "INVAR-01", long_keys_masked, "masks hold for more than 65536 keys",
-        SOFTMAX_VARIED(make_longest_keys, 1,
-                       {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN_POSITIONS)})),
-    LARGE_ROW(
+        SOFTMAX_SMALL(make_longest_keys, 1,
+                      {AXIS_MASK, BIT(MASK_NONE) | BIT(MASK_FULL) | BIT(MASK_QLEN_POSITIONS)})),
+    JUDGED_ROW(
         "INVAR-01", long_queries, "more than 1024 queries of a sequence are right",
-        SOFTMAX_VARIED(make_long_queries, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, BIT(MODE_EXTEND)})),
-    LARGE_ROW("INVAR-01", mla_long_keys, "latents beyond 8192, 32768 and 65536 are seen",
-              LATENT_VARIED(make_long_keys, 1, MLA_ABSORBED, MLA_LATENT, SMALL_LATENTS,
+        SOFTMAX_SMALL(make_long_queries, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, BIT(MODE_EXTEND)})),
+    JUDGED_ROW("INVAR-01", mla_long_keys, "latents beyond 8192, 32768 and 65536 are seen",
+               LATENT_SMALL(make_long_keys, 1, MLA_ABSORBED, MLA_LATENT, SMALL_LATENTS,
                             {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_MIXED)})),
-    LARGE_ROW("INVAR-01", mla_long_queries,
-              "more than 1024 queries of an expanded sequence are right",
-              LATENT_VARIED(make_long_queries, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
+    JUDGED_ROW("INVAR-01", mla_long_queries,
+               "more than 1024 queries of an expanded sequence are right",
+               LATENT_SMALL(make_long_queries, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
                             {AXIS_MODE, BIT(MODE_EXTEND)})),
-    LARGE_ROW("INVAR-01", mla_long_chunks, "expanded chunks of more than 65536 keys are right",
-              LATENT_VARIED(make_longest_keys, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
+    JUDGED_ROW("INVAR-01", mla_long_chunks, "expanded chunks of more than 65536 keys are right",
+               LATENT_SMALL(make_longest_keys, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
                             {AXIS_MASK, BIT(MASK_NONE)}, {AXIS_SOURCE, BIT(SOURCE_PREFIX)})),
-    LARGE_ROW("MEAN-16", long_items, "items have up to 700 tokens",
-              SOFTMAX_VARIED(make_long_items, 1, {AXIS_MASK, BIT(MASK_ITEMS)}, THREE_MODES)),
-    LARGE_ROW("MEAN-17", many_heads, "each of 40 to 128 heads reads its own KV head",
-              SOFTMAX_VARIED(make_many_heads, HEADS, BOTH_PHASES, {AXIS_TYPE, ALL})),
-    LARGE_ROW("MEAN-12", many_sinks, "each of 40 to 128 heads has its own sink and slope",
-              SOFTMAX_VARIED(make_many_heads, HEADS, BOTH_PHASES, {AXIS_SINK, BIT(SINK_GIVEN)},
+    JUDGED_ROW("MEAN-16", long_items, "items have up to 700 tokens",
+               SOFTMAX_SMALL(make_long_items, 1, {AXIS_MASK, BIT(MASK_ITEMS)}, THREE_MODES)),
+    JUDGED_ROW("MEAN-17", many_heads, "each of 40 to 128 heads reads its own KV head",
+               SOFTMAX_SMALL(make_many_heads, HEADS, BOTH_PHASES, {AXIS_TYPE, ALL})),
+    JUDGED_ROW("MEAN-12", many_sinks, "each of 40 to 128 heads has its own sink and slope",
+               SOFTMAX_SMALL(make_many_heads, HEADS, BOTH_PHASES, {AXIS_SINK, BIT(SINK_GIVEN)},
                              {AXIS_ALIBI, ALL})),
-    LARGE_ROW("MEAN-17", mla_many_heads, "each of 40 to 128 heads of a latent layer is right",
-              SMALL_VARIED(make_many_heads, HEADS, BOTH_PHASES)),
-    LARGE_ROWS("KV-06", many_pages, "page numbers may be above 65536 and 131072",
-               SOFTMAX_VARIED(make_many_pages, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
+    JUDGED_ROW("MEAN-17", mla_many_heads, "each of 40 to 128 heads of a latent layer is right",
+               SMALL_VARIED(make_many_heads, HEADS, BOTH_PHASES)),
+    JUDGED_ROWS("KV-06", many_pages, "page numbers may be above 65536 and 131072",
+                SOFTMAX_SMALL(make_many_pages, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
                               {AXIS_SOURCE, SOURCES}, {AXIS_MODE, ALL}),
-               SMALL_VARIED(make_many_pages, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
-                            BOTH_PHASES)),
-    LARGE_ROW("KV-06", far_pages,
-              "pages may be more than 4 GiB, and more than 2^31 elements, apart",
-              SOFTMAX_VARIED(make_far_pages, 1, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_CROSS)},
+                SMALL_VARIED(make_many_pages, 1, {AXIS_FORM, ALL}, {AXIS_PAGE, BIT(0) | BIT(1)},
+                             BOTH_PHASES)),
+    JUDGED_ROW("KV-06", far_pages,
+               "pages may be more than 4 GiB, and more than 2^31 elements, apart",
+               SOFTMAX_SMALL(make_far_pages, 1, {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_CROSS)},
                              {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_NONE)}, {AXIS_FORM, ALL},
                              {AXIS_SOURCE, SOURCES | BIT(SOURCE_UNSAVED)}, BOTH_PHASES)),
-    LARGE_ROW("KV-06", far_pages_dtypes,
-              "pages may be more than 4 GiB apart in each dtype and layout",
-              SOFTMAX_VARIED(make_far_pages, 1, {AXIS_DTYPE, ALL},
+    JUDGED_ROW("KV-06", far_pages_dtypes,
+               "pages may be more than 4 GiB apart in each dtype and layout",
+               SOFTMAX_SMALL(make_far_pages, 1, {AXIS_DTYPE, ALL},
                              {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2_PER_HEAD)},
                              {AXIS_LAYOUT, ALL}, BOTH_PHASES)),
-    LARGE_ROW("KV-06", mla_far_pages, "pages of latents may be more than 4 GiB apart",
-              LATENT_VARIED(make_far_pages, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+    JUDGED_ROW("KV-06", mla_far_pages, "pages of latents may be more than 4 GiB apart",
+               LATENT_SMALL(make_far_pages, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED,
                             BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), {AXIS_DTYPE, ALL},
                             PLAIN_AND_QUANTISED, BOTH_PHASES)),
-    LARGE_ROWS("MEAN-12", high_sinks, "a sink may be far above or far below every score",
-               SOFTMAX_VARIED(make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, {AXIS_MODE, ALL},
+    JUDGED_ROWS("MEAN-12", high_sinks, "a sink may be far above or far below every score",
+                SOFTMAX_SMALL(make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, {AXIS_MODE, ALL},
                               {AXIS_LSE, ALL}, {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)},
                               {AXIS_OUT, BIT(0) | BIT(1)}),
-               SMALL_VARIED(make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, BOTH_PHASES,
-                            {AXIS_LSE, ALL})),
-    LARGE_ROWS(
+                SMALL_VARIED(make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, BOTH_PHASES,
+                             {AXIS_LSE, ALL})),
+    JUDGED_ROWS(
         "CAPT-04", spare_rows, "rows after q_indptr[S] are padding: finite, nothing else changes",
-        SOFTMAX_VARIED(make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS},
-                       {AXIS_LSE, ALL}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)}),
+        SOFTMAX_SMALL(make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS},
+                      {AXIS_LSE, ALL}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)}),
         SMALL_VARIED(make_spare_rows, 4, {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL})),
     {.rule = NULL},
 };
 
 const struct check check_size_more[] = {
-    LARGE_ROW(
+    JUDGED_ROW(
         "INVAR-01", long_queries_narrowed,
         "with windows and chunks of some hundred keys, many queries see exactly the right keys",
-        SOFTMAX_VARIED(make_narrowed_queries, 5, {AXIS_TYPE, BIT(TYPE_DECODER)},
-                       {AXIS_MODE, BIT(MODE_EXTEND)})),
-    LARGE_ROW("INVAR-01", wide_windows, "windows and chunks may have more than 65536 keys",
-              SOFTMAX_VARIED(make_wide_windows, 4, BOTH_PHASES)),
-    LARGE_ROWS("MEAN-03", late_rows, "row numbers may be above 65536",
-               SOFTMAX_VARIED(make_late_rows, 1, {AXIS_MODE, SEVERAL_ROWS},
+        SOFTMAX_SMALL(make_narrowed_queries, 5, {AXIS_TYPE, BIT(TYPE_DECODER)},
+                      {AXIS_MODE, BIT(MODE_EXTEND)})),
+    JUDGED_ROW("INVAR-01", wide_windows, "windows and chunks may have more than 65536 keys",
+               SOFTMAX_SMALL(make_wide_windows, 4, BOTH_PHASES)),
+    JUDGED_ROWS("MEAN-03", late_rows, "row numbers may be above 65536",
+                SOFTMAX_SMALL(make_late_rows, 1, {AXIS_MODE, SEVERAL_ROWS},
                               {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)}),
-               SMALL_VARIED(make_late_rows, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)})),
-    LARGE_ROW("MEAN-16", many_items,
-              "an item may have 65536 tokens, and a sequence tens of thousands of items",
-              SOFTMAX_VARIED(make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)}, BOTH_PHASES)),
-    LARGE_ROW("INVAR-01", uneven, "one batch may have long and short sequences",
-              SOFTMAX_VARIED(make_uneven, 3,
+                SMALL_VARIED(make_late_rows, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)})),
+    JUDGED_ROW("MEAN-16", many_items,
+               "an item may have 65536 tokens, and a sequence tens of thousands of items",
+               SOFTMAX_SMALL(make_many_items, 3, {AXIS_MASK, BIT(MASK_ITEMS)}, BOTH_PHASES)),
+    JUDGED_ROW("INVAR-01", uneven, "one batch may have long and short sequences",
+               SOFTMAX_SMALL(make_uneven, 3,
                              {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) |
                                              BIT(MODE_VERIFY)},
                              {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)})),
-    LARGE_ROW("INVAR-01", uneven_cross, "one batch may have long and short encoders",
-              SOFTMAX_VARIED(make_uneven, 3, {AXIS_TYPE, BIT(TYPE_CROSS)},
+    JUDGED_ROW("INVAR-01", uneven_cross, "one batch may have long and short encoders",
+               SOFTMAX_SMALL(make_uneven, 3, {AXIS_TYPE, BIT(TYPE_CROSS)},
                              {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
-    LARGE_ROW("INVAR-01", mla_uneven,
-              "one batch of latent layers may have long and short sequences",
-              SMALL_VARIED(make_uneven, 3, THREE_MODES)),
-    LARGE_ROWS(
+    JUDGED_ROW("INVAR-01", mla_uneven,
+               "one batch of latent layers may have long and short sequences",
+               SMALL_VARIED(make_uneven, 3, THREE_MODES)),
+    JUDGED_ROWS(
         "INVAR-01", new_sequences, "a batch may have only new sequences, saved or not",
-        SOFTMAX_VARIED(make_new_sequences, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)},
-                       {AXIS_KV, ALL}, NEW_KEYS),
-        LATENT_VARIED(make_new_sequences, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED, SMALL_LATENTS,
-                      {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)}, {AXIS_KV, ALL}, NEW_KEYS)),
+        SOFTMAX_SMALL(make_new_sequences, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)},
+                      {AXIS_KV, ALL}, NEW_KEYS),
+        LATENT_SMALL(make_new_sequences, 1, BOTH_FORMS, MLA_LATENT | MLA_PACKED, SMALL_LATENTS,
+                     {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_MIXED)}, {AXIS_KV, ALL}, NEW_KEYS)),
     {.rule = NULL},
 };

@@ -4,7 +4,7 @@
  * last one, and splits of keys, as many as the backend's options allow. Tables of work items and
  * memory for partial results are sized by the bounds, and must hold the maximum.
  */
-#include "host/check/numerics/family.h"
+#include "host/check/cases/kind.h"
 #include "host/check/cases/other_host.h"
 #include "host/check/cases/setting.h"
 
@@ -20,7 +20,7 @@ static void make_many_tiles(struct case_spec *spec, int32_t variant)
         {3, QUERIES}, {0, QUERIES}, {9, QUERIES}, {1, QUERIES},
         {5, QUERIES}, {2, QUERIES}, {7, QUERIES}, {4, QUERIES}};
     (void)variant;
-    family_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
+    case_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
     spec->num_sequences = MANY_SEQUENCES;
     for (int32_t s = 0; spec->mode == ATTN_MODE_TARGET_VERIFY && s < FORWARD_CASE_MAX_SEQS; s++)
         spec->sequences[s].num_new = QUERIES;
@@ -45,11 +45,11 @@ static void make_shape(struct case_spec *spec, int32_t shape)
     static const int32_t uneven[][2] = {{17, 40}, {1200, 5}, {0, 1}, {900, 1}, {70, 19}, {1000, 2}};
     static const int32_t apart[][2] = {{10500, 1}, {0, 80}, {3, 2}};
     if (shape == WIDE)
-        family_set_lengths(spec, 2, wide);
+        case_set_lengths(spec, 2, wide);
     else if (shape == UNEVEN)
-        family_set_lengths(spec, 6, uneven);
+        case_set_lengths(spec, 6, uneven);
     else
-        family_set_lengths(spec, 3, apart);
+        case_set_lengths(spec, 3, apart);
 }
 
 /* Queries and keys are short; of latents, those that are read as values are long. */
@@ -75,13 +75,11 @@ static void set_dims(struct case_spec *spec, int32_t shape, int32_t value)
 static void widen(const struct grid *grid, const attn_options *options, int32_t shape,
                   struct case_spec *spec)
 {
-    for (int32_t value = 512; value >= 64; value /= 2) {
+    bool taken = false;
+    for (int32_t value = 512; value >= 64 && !taken; value /= 2) {
         struct case_spec wide = *spec;
         set_dims(&wide, shape, value);
-        if (!case_spec_defect(&wide) && grid_accepts_spec(grid, options, &wide, NULL, 0)) {
-            *spec = wide;
-            return;
-        }
+        taken = grid_take(grid, options, &wide, spec);
     }
 }
 
@@ -118,8 +116,8 @@ static void run_shape(struct check_run *run, const struct grid *grid, struct cas
     widen(grid, options, shape, spec);
     struct case_spec sunk = *spec;
     sunk.sinks = true;
-    if (shape != UNEVEN && grid_accepts_spec(grid, options, &sunk, NULL, 0))
-        *spec = sunk;
+    if (shape != UNEVEN)
+        grid_take(grid, options, &sunk, spec);
     if (grid_accepts_spec(grid, options, spec, reason, sizeof reason))
         other_host_run_spec(run, threads[shape], spec, options, &once);
     else
@@ -184,17 +182,17 @@ CHECK_RUN(mla_split_settings, run_settings(run, latent_choices))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_work[] = {
-    LARGE_ROW("INVAR-01", many_tiles, "each of 160 sequences may have a few rows more than a tile",
-              SOFTMAX_VARIED(make_many_tiles, 1,
+    JUDGED_ROW("INVAR-01", many_tiles, "each of 160 sequences may have a few rows more than a tile",
+               SOFTMAX_SMALL(make_many_tiles, 1,
                              {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_ENCODER_ONLY)},
                              {AXIS_MODE, ALL})),
-    LARGE_ROW("INVAR-01", many_tiles_cross,
-              "each of 160 sequences with an encoder may have a few rows more than a tile",
-              SOFTMAX_VARIED(make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
+    JUDGED_ROW("INVAR-01", many_tiles_cross,
+               "each of 160 sequences with an encoder may have a few rows more than a tile",
+               SOFTMAX_SMALL(make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
                              {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
-    LARGE_ROW("INVAR-01", mla_many_tiles,
-              "each of 160 sequences of latent layers may have a few rows more than a tile",
-              SMALL_VARIED(make_many_tiles, 1, BOTH_PHASES)),
+    JUDGED_ROW("INVAR-01", mla_many_tiles,
+               "each of 160 sequences of latent layers may have a few rows more than a tile",
+               SMALL_VARIED(make_many_tiles, 1, BOTH_PHASES)),
     CHECK_CASES("INVAR-01", split_settings,
                 "long batches are right with each numeric option at the ends of its range"),
     CHECK_CASES("INVAR-01", mla_split_settings,

@@ -4,7 +4,7 @@
  * in one call and in one for each of its three steps; labels that are saved; choices of 2048 keys among thousands,
  * many of which have the same logit.
  */
-#include "host/check/numerics/family.h"
+#include "host/check/cases/kind.h"
 
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
 #define THREE_DIMS   (BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK))
@@ -17,15 +17,8 @@
         AXIS_LENGTHS, BIT(LENGTHS_ROWS) | BIT(LENGTHS_SPLITS)                                      \
     }
 
-static void make_fewer_keys(struct case_spec *spec)
-{
-    spec->fewer_keys = true;
-}
-
-static void make_steps(struct case_spec *spec)
-{
-    spec->indexer.by_steps = true;
-}
+SPEC_CHANGE(make_fewer_keys, spec->fewer_keys = true)
+SPEC_CHANGE(make_steps, spec->indexer.by_steps = true)
 
 /* Rows of many keys, of about as many as are chosen, and of few. Of two cases that differ in one axis one has ties.
  * The bounds allow so many keys that cpu_native has no room for the logits of all rows at once. */
@@ -37,7 +30,7 @@ static void make_long(struct case_spec *spec, int32_t variant)
     spec->top_k = spec->latent.kv_lora_rank == 512 ? 2048 : 1000;
     spec->indexer.has_ties =
         is_packed ^ (spec->mode == ATTN_MODE_DECODE) ^ (spec->indexer.label_dtype == ATTN_FP8_E4M3);
-    family_set_lengths(spec, 3, lengths);
+    case_set_lengths(spec, 3, lengths);
     spec->max_kv_len = 1 << 20;
 }
 
@@ -47,7 +40,7 @@ static void make_waves(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lengths[FORWARD_CASE_MAX_SEQS][2] = {{90, 3},  {70, 1}, {130, 6}, {80, 2},
                                                               {100, 9}, {64, 1}, {75, 4},  {0, 0}};
-    family_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
+    case_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
     spec->num_sequences = variant == 0 ? 12 : spec->mode == ATTN_MODE_DECODE ? 160 : 44;
     if (variant == 0)
         spec->max_kv_len = 1 << 23;
@@ -66,21 +59,21 @@ const struct check check_sparse[] = {
                "largest logits, and attends to them",
                LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, THREE_DIMS, {AXIS_MODE, ALL}, INDEXERS,
                             TWO_LENGTHS)),
-    KIND_ROW("MEAN-24", "sparse_long", varied, CHECK_NEEDS_COMPUTE,
-             "the 2048 keys with the largest logits are chosen from thousands, even if many "
-             "logits are equal",
-             LATENT_VARIED(make_long, 1, MLA_ABSORBED, BOTH_LAYOUTS,
-                           BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
-                           {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY)})),
-    KIND_ROW("MEAN-24", "sparse_waves", varied, CHECK_NEEDS_COMPUTE,
-             "an indexer has more rows than there is room for their logits, or multiprocessors",
-             LATENT_VARIED(make_waves, 2, MLA_ABSORBED, MLA_LATENT,
-                           BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
-                           {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY) | BIT(MODE_EXTEND)})),
+    JUDGED_ROW("MEAN-24", sparse_long,
+               "the 2048 keys with the largest logits are chosen from thousands, even if many "
+               "logits are equal",
+               LATENT_VARIED(make_long, 1, MLA_ABSORBED, BOTH_LAYOUTS,
+                             BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
+                             {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY)})),
+    JUDGED_ROW("MEAN-24", sparse_waves,
+               "an indexer has more rows than there is room for their logits, or multiprocessors",
+               LATENT_VARIED(make_waves, 2, MLA_ABSORBED, MLA_LATENT,
+                             BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
+                             {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY) | BIT(MODE_EXTEND)})),
     JUDGED_ROW("MEAN-24", sparse_steps, "logits, choice and attention may run in separate calls",
-               LATENT_COMPLETED(make_steps, MLA_ABSORBED, BOTH_LAYOUTS,
-                                BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), {AXIS_MODE, ALL}, TWO_LABELS,
-                                TWO_LENGTHS)),
+               LATENT_VARIED(make_steps, 1, MLA_ABSORBED, BOTH_LAYOUTS,
+                             BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), {AXIS_MODE, ALL}, TWO_LABELS,
+                             TWO_LENGTHS)),
     JUDGED_ROW("KV-17", sparse_labels, "only new labels and latents are written to the caches",
                LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, THREE_DIMS, {AXIS_PAGE, ALL}, INDEXERS,
                             {AXIS_SLOTS, BIT(SLOTS_SHUFFLED_PAGES)}, BOTH_PHASES)),
@@ -95,9 +88,9 @@ const struct check check_sparse[] = {
     JUDGED_ROW("MEAN-24", sparse_fewer_keys,
                "an indexer's logits are those of the keys that the KV group has, even if the batch "
                "has more tokens",
-               LATENT_COMPLETED(make_fewer_keys, MLA_ABSORBED, MLA_LATENT,
-                                BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
-                                {AXIS_SOURCE, BIT(SOURCE_CACHE)}, BOTH_PHASES)),
+               LATENT_VARIED(make_fewer_keys, 1, MLA_ABSORBED, MLA_LATENT,
+                             BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
+                             {AXIS_SOURCE, BIT(SOURCE_CACHE)}, BOTH_PHASES)),
     JUDGED_ROW(
         "MEAN-24", sparse_heads,
         "heads, sinks and score scales mean the same for a sparse layer as for a latent layer",

@@ -86,8 +86,7 @@ static void enrich(const struct grid *grid, const attn_options *options, struct 
         richer.alibi |= change == SLOPES;
         if (change == VALUES && spec->latent.kv_lora_rank == 0)
             richer.v_head_dim = 33;
-        if (grid_accepts_spec(grid, options, &richer, NULL, 0))
-            *spec = richer;
+        grid_take(grid, options, &richer, spec);
     }
 }
 

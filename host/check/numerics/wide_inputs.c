@@ -9,7 +9,7 @@
  * of these, as far as query accepts them.
  */
 #include "host/check/cases/numerics.h"
-#include "host/check/numerics/family.h"
+#include "host/check/cases/kind.h"
 
 #include <string.h>
 
@@ -76,8 +76,7 @@ static void complete(const struct grid *grid, struct case_spec *spec, int32_t di
     for (int change = 0; change < CHANGES; change++) {
         struct case_spec changed = *spec;
         change_one(&changed, change, dim, kind);
-        if (!case_spec_defect(&changed) && grid_accepts_spec(grid, options, &changed, NULL, 0))
-            *spec = changed;
+        grid_take(grid, options, &changed, spec);
     }
 }
 
@@ -96,8 +95,8 @@ static bool find_spec(const struct grid *grid, bool e5m2, int32_t dim, int32_t k
         spec->head_dim = spec->v_head_dim = dims[dim];
         spec->input_granularity = kinds[kind].granularity;
         if (e5m2)
-            numerics_make_e5m2(spec);
-        family_set_lengths(spec, 2, lengths[(dim + kind) % COUNT(lengths)]);
+            numerics_make_e5m2(spec, 0);
+        case_set_lengths(spec, 2, lengths[(dim + kind) % COUNT(lengths)]);
         if (!case_spec_defect(spec) &&
             grid_accepts_spec(grid, grid_options(grid, &point), spec, n == 0 ? reason : last,
                               n == 0 ? size : sizeof last))

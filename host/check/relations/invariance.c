@@ -257,10 +257,7 @@ static void run_replay(struct check_run *run)
 
 /* Rows choose so many keys that on a GPU even eight of them have more parts of the least size than there are
  * multiprocessors: the parts of all eight are larger than those of four. */
-static void choose_many(struct case_spec *spec)
-{
-    spec->top_k = 2000;
-}
+SPEC_CHANGE(choose_many, spec->top_k = 2000)
 
 static void run_choosing_company(struct check_run *run)
 {
@@ -313,9 +310,9 @@ const struct check check_invar[] = {
              SPARSE_LATENT_CASES(BOTH_PHASES)),
     KIND_ROW("INVAR-03", "sparse_long_company", choosing_company, CHECK_NEEDS_COMPUTE,
              "BATCH_INVARIANT: the other sequences do not change how chosen keys are split",
-             LATENT_COMPLETED(choose_many, MLA_ABSORBED, MLA_LATENT | MLA_PACKED,
-                              BIT(MLA_ONE_BLOCK),
-                              {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, BOTH_PHASES)),
+             LATENT_VARIED(choose_many, 1, MLA_ABSORBED, MLA_LATENT | MLA_PACKED,
+                           BIT(MLA_ONE_BLOCK), {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)},
+                           BOTH_PHASES)),
     KIND_ROWS("INVAR-04", cuts,
               "CUT_INVARIANT: the number of a sequence's tokens in the cache changes no bit",
               SOFTMAX_CASES({AXIS_DTYPE, ALL}, SAVED_OR_NOT, SOME_RULES),
