@@ -298,7 +298,6 @@ const float *forward_case_logits(const struct forward_case *c, int32_t s, int32_
 
 /* How a case is judged as a whole. */
 struct case_run {
-    bool graph; /* GRAPH metadata, capture, replay */
     bool exact_memory;
     int32_t repeat;                       /* runs; 0 = 1 */
     void (*note)(void *ctx, int32_t run); /* called before each run but the first; NULL = not */

@@ -847,8 +847,7 @@ void forward_case_judge(struct forward_case *c, const struct case_backend *backe
                         const struct case_run *how, struct case_verdict *verdict)
 {
     struct case_session *session = NULL;
-    struct case_setup setup = {.kind = how->graph ? ATTN_METADATA_GRAPH : ATTN_METADATA_EAGER,
-                               .exact_memory = how->exact_memory};
+    struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = how->exact_memory};
     host_error error;
     host_error_init(&error);
     attn_status status = case_session_create(backend, c, &setup, &session, &error.base);

@@ -140,10 +140,6 @@ enum {
     CHOICE_BLOCKS,
     CHOICE_BLOCKS_OF_HEADS
 };
-#define INDEXERS                                                                                   \
-    {                                                                                              \
-        AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16) | BIT(CHOICE_F32)                         \
-    }
 
 enum { GRID_MAX_VALUES = 16, GRID_MAX_FORMS = 8 };
 
@@ -237,31 +233,18 @@ struct grid_choice {
     uint32_t values;
 };
 enum { GRID_MAX_CHOICES = 9, ALL = (1 << GRID_MAX_VALUES) - 1 };
-#define BIT(value) (1u << (value))
-#define BOTH_PHASES                                                                                \
+#define CHOICE(axis, values)                                                                       \
     {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE)                                             \
+        axis, values                                                                               \
     }
-#define SAVED_OR_NOT                                                                               \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE)                                         \
-    }
-#define QUANTISED                                                                                  \
-    {                                                                                              \
-        AXIS_KV, ALL & ~BIT(KV_AS_Q)                                                               \
-    }
-#define SCALED                                                                                     \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2)                                                       \
-    }
-#define PLAIN_AND_QUANTISED                                                                        \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
-    }
-#define THREE_MODES                                                                                \
-    {                                                                                              \
-        AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED)                           \
-    }
+#define BIT(value)          (1u << (value))
+#define BOTH_PHASES         CHOICE(AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE))
+#define SAVED_OR_NOT        CHOICE(AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE))
+#define QUANTISED           CHOICE(AXIS_KV, ALL & ~BIT(KV_AS_Q))
+#define SCALED              CHOICE(AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2))
+#define PLAIN_AND_QUANTISED CHOICE(AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3))
+#define THREE_MODES         CHOICE(AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED))
+#define INDEXERS            CHOICE(AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16) | BIT(CHOICE_F32))
 
 /* Of latent layers: sets of forms, caches and dimensions, then choices of the grid's axes. */
 #define OF_LATENTS(forms, caches, dims, ...)                                                       \

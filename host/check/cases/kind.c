@@ -64,8 +64,7 @@ bool kind_make(struct kind_case *k)
 
 void kind_run(struct kind_case *k)
 {
-    const struct case_run exactly = {.exact_memory = true};
-    numerics_run(k->run, &k->at.spec, k->at.options, &exactly);
+    numerics_run(k->run, &k->at.spec, k->at.options);
 }
 
 struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,

@@ -226,8 +226,7 @@ double numerics_unit(attn_dtype dtype)
     return dtype == ATTN_F32 ? 0x1p-12 : dtype == ATTN_F16 ? 0x1p-9 : 0x1p-6;
 }
 
-void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,
-                  const struct case_run *how)
+void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options)
 {
     struct case_backend backend = numerics_backend(run->subject, options);
     struct numerics_noted noted = {run, spec};
@@ -236,8 +235,7 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
     struct forward_case *c = numerics_case(run, spec, NULL);
     if (!c)
         return;
-    repeated.graph = how->graph;
-    repeated.exact_memory = how->exact_memory;
+    repeated.exact_memory = true;
     forward_case_judge(c, &backend, &repeated, &verdict);
     if (!verdict.good)
         numerics_report_case(run, c, spec, &verdict);
@@ -256,13 +254,12 @@ int32_t numerics_count_found(const struct check_subject *subject, numerics_find 
 
 void numerics_run_found(struct check_run *run, numerics_find find, bool variant)
 {
-    const struct case_run once = {.exact_memory = true};
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     char reason[512] = "";
     CHECK_THAT(run, grid, "no memory for the grid");
     if (run->index < find(grid, variant, run->index, &spec, reason, sizeof reason))
-        numerics_run(run, &spec, grid_options(grid, &grid->base), &once);
+        numerics_run(run, &spec, grid_options(grid, &grid->base));
     else
         check_skip(run, "%s", reason[0] ? reason : grid->refusal);
     grid_release(run->subject, grid);

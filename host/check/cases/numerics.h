@@ -102,7 +102,6 @@ double numerics_unit(attn_dtype dtype);
 
 /* All of it for one spec, in memory of exactly the size that is asked for, as often as the subject
  * says. */
-void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options,
-                  const struct case_run *how);
+void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options);
 
 #endif /* HOST_CHECK_CASES_NUMERICS_H */

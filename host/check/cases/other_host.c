@@ -61,18 +61,17 @@ uint32_t other_host_draw_threads(const struct check_run *run)
 struct spec_run {
     const struct case_spec *spec;
     const attn_options *options;
-    const struct case_run *how;
 };
 
 static void run_spec(struct check_run *run, void *ctx)
 {
     const struct spec_run *of = ctx;
-    numerics_run(run, of->spec, of->options, of->how);
+    numerics_run(run, of->spec, of->options);
 }
 
 void other_host_run_spec(struct check_run *run, uint32_t num_threads, const struct case_spec *spec,
-                         const attn_options *options, const struct case_run *how)
+                         const attn_options *options)
 {
-    struct spec_run of = {spec, options, how};
+    struct spec_run of = {spec, options};
     other_host_use(run, num_threads, run_spec, &of);
 }

@@ -30,6 +30,6 @@ uint32_t other_host_draw_threads(const struct check_run *run);
 /* numerics_run() with so many threads: what work is cut into goes by how many there are, and should
  * not go by the machine. On a GPU with those of the subject. */
 void other_host_run_spec(struct check_run *run, uint32_t num_threads, const struct case_spec *spec,
-                         const attn_options *options, const struct case_run *how);
+                         const attn_options *options);
 
 #endif /* HOST_CHECK_CASES_OTHER_HOST_H */

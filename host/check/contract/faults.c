@@ -165,12 +165,8 @@ static void change_slots(struct linear_spec *spec, int32_t index)
 }
 
 #define SOME_LATENTS(forms, dims, ...) LATENT_CASES(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
-#define FP8_OPERANDS                                                                               \
-    {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)},                                                 \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3)                                                       \
-    }
-#define EACH SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, BIT(0)})
+#define FP8_OPERANDS                   {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, PLAIN_AND_QUANTISED
+#define EACH                           SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, BIT(0)})
 
 const struct check check_faults[] = {
     KIND_ROW("KV-05", "missing_scale", missing_scale, 0, "a missing scale is INVALID_ARGUMENT",

@@ -498,7 +498,6 @@ CHECK_COUNT(numerics, count_in_layouts(subject, computed, 0, NULL))
 
 static void run_numerics(struct check_run *run)
 {
-    static const struct case_run once = {.exact_memory = true};
     struct view view;
     struct check_run each = *run;
     struct case_spec spec;
@@ -511,7 +510,7 @@ static void run_numerics(struct check_run *run)
     each.subject = &view.subject;
     struct grid *grid = grid_of(&view.subject);
     if (grid && numerics_spec(&each, grid, computed, &spec, &options))
-        numerics_run(&each, &spec, options, &once);
+        numerics_run(&each, &spec, options);
     grid_release(&view.subject, grid);
     view_close(&view);
     run->code = each.code;

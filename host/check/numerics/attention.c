@@ -15,8 +15,6 @@
 
 enum { RANDOM_CASES = 120 };
 
-static const struct case_run once = {.exact_memory = true};
-
 #define CUSTOM_MASKS (BIT(MASK_FULL) | BIT(MASK_QLEN))
 #define POSITIONS    (BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS))
 
@@ -117,7 +115,7 @@ static void run_point(struct check_run *run, const struct grid *grid,
 {
     struct case_spec spec;
     if (grid_accepts(grid, point, &spec, NULL, 0))
-        numerics_run(run, &spec, grid_options(grid, point), &once);
+        numerics_run(run, &spec, grid_options(grid, point));
     else
         check_fail(run, "query accepted this case before, and refuses it now");
     size_t length = strlen(run->text);

@@ -261,7 +261,6 @@ static void far_batch_finish(struct far_batch *far)
 
 static void judge(struct kind_case *k)
 {
-    static const struct case_run once = {.exact_memory = true};
     struct check_run *run = k->run;
     struct check_subject subject = *run->subject;
     struct check_run moved = *run;
@@ -269,7 +268,7 @@ static void judge(struct kind_case *k)
     far_batch_init(&far, subject.type, subject.device);
     subject.type = &far.type;
     moved.subject = &subject;
-    numerics_run(&moved, &k->at.spec, k->at.options, &once);
+    numerics_run(&moved, &k->at.spec, k->at.options);
     run->code = moved.code;
     memcpy(run->text, moved.text, sizeof run->text);
     if (run->code == CHECK_PASS && far.tables == 0)

@@ -205,7 +205,7 @@ CHECK_RUN(codes, kind_use(run, judge_codes))
 static void judge_device_scales(struct kind_case *k)
 {
     k->at.spec.device_scales = true;
-    numerics_run(k->run, &k->at.spec, k->at.options, &(struct case_run){.exact_memory = true});
+    kind_run(k);
 }
 
 CHECK_RUN(device_scales, kind_use(run, judge_device_scales))
@@ -235,10 +235,7 @@ CHECK_RUN(scale_zero, kind_use(run, judge_unscaled))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define CACHED                                                                                     \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_CACHE)                                                             \
-    }
+#define CACHED       CHOICE(AXIS_SOURCE, BIT(SOURCE_CACHE))
 #define SOFTMAX(...) SOFTMAX_VARIED(set_lengths, 1, __VA_ARGS__)
 #define LATENT(layout, ...)                                                                        \
     LATENT_VARIED(set_lengths, 1, MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), __VA_ARGS__)

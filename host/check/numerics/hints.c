@@ -49,7 +49,7 @@ static void set_runs(struct case_spec *spec, enum case_hint hint, bool tiles)
 static void judge_spec(struct kind_case *k, struct case_spec *spec)
 {
     if (numerics_accepts(&k->at, spec))
-        numerics_run(k->run, spec, k->at.options, &(struct case_run){.exact_memory = true});
+        numerics_run(k->run, spec, k->at.options);
 }
 
 /* The hint of all runs in every case; of the others, and none at all, one in each. */

@@ -9,17 +9,12 @@
 
 enum { RANDOM_CASES = 60 };
 
-static const struct case_run once = {.exact_memory = true};
-
 /* ---- Products -------------------------------------------------------------------------------- */
 
-#define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
-#define SMALL        BIT(MLA_SMALL)
-#define TWO_DIMS     (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
-#define PLAIN_AND_SCALED                                                                           \
-    {                                                                                              \
-        AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2)                                        \
-    }
+#define BOTH_LAYOUTS     (MLA_LATENT | MLA_PACKED)
+#define SMALL            BIT(MLA_SMALL)
+#define TWO_DIMS         (BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK))
+#define PLAIN_AND_SCALED CHOICE(AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3) | BIT(KV_E5M2))
 
 /* Some values are infinite, NaN, or lie between two that can be stored. */
 SPEC_CHANGE(make_special, spec->special_values = true)
@@ -210,7 +205,7 @@ static void run_mla_random(struct check_run *run)
     struct case_spec spec;
     CHECK_THAT(run, grid, "no memory for the grid");
     if (numerics_random(run, grid, anything, &point, &spec))
-        numerics_run(run, &spec, grid_options(grid, &point), &once);
+        numerics_run(run, &spec, grid_options(grid, &point));
     grid_release(run->subject, grid);
 }
 

@@ -21,8 +21,6 @@ enum { CASES = 600, TYPED = 60, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES =
 /* Products of a query's and a key's element that a case may have; elements of states. */
 static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 15000000;
 
-static const struct case_run once = {.exact_memory = true};
-
 /* A spec of a grid. */
 struct asked {
     const struct grid *grid;
@@ -90,7 +88,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
     put_nan(run, spec);
     spec->guarded = is_guarded(run);
-    other_host_run_spec(run, other_host_draw_threads(run), spec, used, &once);
+    other_host_run_spec(run, other_host_draw_threads(run), spec, used);
     setting_tell(run, what);
     options_destroy(drawn);
 }

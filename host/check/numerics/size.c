@@ -126,10 +126,7 @@ static void make_new_sequences(struct case_spec *spec, int32_t variant)
     case_set_lengths(spec, 4, lengths);
 }
 
-#define NEW_KEYS                                                                                   \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)                                       \
-    }
+#define NEW_KEYS CHOICE(AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED))
 
 /* ---- Heads ----------------------------------------------------------------------------------- */
 

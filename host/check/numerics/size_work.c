@@ -103,8 +103,6 @@ static int32_t count_settings(const struct check_subject *subject, int32_t point
     return numbers > 0 ? numbers * ENDS * count_shapes(subject) * points : 1;
 }
 
-static const struct case_run once = {.exact_memory = true};
-
 static void run_shape(struct check_run *run, const struct grid *grid, struct case_spec *spec,
                       int32_t shape, const attn_options *options)
 {
@@ -119,7 +117,7 @@ static void run_shape(struct check_run *run, const struct grid *grid, struct cas
     if (shape != UNEVEN)
         grid_take(grid, options, &sunk, spec);
     if (grid_accepts_spec(grid, options, spec, reason, sizeof reason))
-        other_host_run_spec(run, threads[shape], spec, options, &once);
+        other_host_run_spec(run, threads[shape], spec, options);
     else
         check_skip(run, "%s", reason);
 }

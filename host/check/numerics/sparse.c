@@ -8,14 +8,8 @@
 
 #define BOTH_LAYOUTS (MLA_LATENT | MLA_PACKED)
 #define THREE_DIMS   (BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK))
-#define TWO_LABELS                                                                                 \
-    {                                                                                              \
-        AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16)                                           \
-    }
-#define TWO_LENGTHS                                                                                \
-    {                                                                                              \
-        AXIS_LENGTHS, BIT(LENGTHS_ROWS) | BIT(LENGTHS_SPLITS)                                      \
-    }
+#define TWO_LABELS   CHOICE(AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16))
+#define TWO_LENGTHS  CHOICE(AXIS_LENGTHS, BIT(LENGTHS_ROWS) | BIT(LENGTHS_SPLITS))
 
 SPEC_CHANGE(make_fewer_keys, spec->fewer_keys = true)
 SPEC_CHANGE(make_steps, spec->indexer.by_steps = true)

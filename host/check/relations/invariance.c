@@ -273,14 +273,8 @@ CHECK_RUN(order, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_permuted))
 CHECK_RUN(company, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_split))
 CHECK_RUN(padding, run_family(run, ATTN_NOTE_BATCH_INVARIANT, judge_padded))
 
-#define SOME_RULES                                                                                 \
-    {                                                                                              \
-        AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)                                           \
-    }
-#define SAVED_OR_UNSAVED                                                                           \
-    {                                                                                              \
-        AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)                                       \
-    }
+#define SOME_RULES       CHOICE(AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15))
+#define SAVED_OR_UNSAVED CHOICE(AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED))
 #define ABSORBED(...)                                                                              \
     LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 #define IN_BOTH_FORMS(...)                                                                         \

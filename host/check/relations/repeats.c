@@ -261,10 +261,7 @@ static void change_order(struct linear_spec *spec, int32_t index)
     }
 }
 
-#define LENGTHS(a, b)                                                                              \
-    {                                                                                              \
-        AXIS_LENGTHS, BIT(LENGTHS_##a) | BIT(LENGTHS_##b)                                          \
-    }
+#define LENGTHS(a, b)         CHOICE(AXIS_LENGTHS, BIT(LENGTHS_##a) | BIT(LENGTHS_##b))
 #define LATENTS(layouts, ...) LATENT_CASES(BOTH_FORMS, layouts, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
 
 #define SPARSE SPARSE_LATENT_CASES(BOTH_PHASES, LENGTHS(PAGES, SPLITS))
