@@ -258,14 +258,6 @@ static attn_status move_back(const struct strider *strider, uint32_t role, struc
 
 /* ---- The backend ----------------------------------------------------------------------------- */
 
-static attn_status forward(const attn_backend_ops *ops, bool decode, attn_metadata *metadata,
-                           int32_t layer_id, const attn_forward_args *args, attn_stream stream,
-                           attn_error *error)
-{
-    return (decode ? ops->forward_decode : ops->forward_extend)(metadata, layer_id, args, stream,
-                                                                error);
-}
-
 /* Note of which outer dimensions the operand has several. */
 static void note_dims(struct strider *strider, uint32_t role, const attn_tensor *tensor)
 {
@@ -280,9 +272,8 @@ static bool is_moved(const struct strider *strider, uint32_t role, const attn_te
     return strider->roles >> role & 1 && (strider->form != STRIDER_FAR || several);
 }
 
-static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t layer_id,
-                                 const attn_forward_args *given, attn_stream stream,
-                                 attn_error *error)
+static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_id,
+                           const attn_forward_args *given, attn_stream stream, attn_error *error)
 {
     struct strider *strider = current;
     struct moved moved[ATTN_ROLE_COUNT] = {{0}};
@@ -301,7 +292,8 @@ static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t l
         operands[role] = &moved[role].to;
     }
     if (status == ATTN_OK)
-        status = forward(strider->inner->ops, decode, metadata, layer_id, &args, stream, error);
+        status = front_forward(strider->front.inner->ops, decode, metadata, layer_id, &args, stream,
+                               error);
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         if (status == ATTN_OK && moved[role].from)
             status = move_back(strider, role, &moved[role], stream, error);
@@ -310,51 +302,14 @@ static attn_status forward_moved(bool decode, attn_metadata *metadata, int32_t l
     return status;
 }
 
-static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
-                                  const attn_forward_args *args, attn_stream stream,
-                                  attn_error *error)
-{
-    return forward_moved(false, metadata, layer_id, args, stream, error);
-}
-
-static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
-                                  const attn_forward_args *args, attn_stream stream,
-                                  attn_error *error)
-{
-    return forward_moved(true, metadata, layer_id, args, stream, error);
-}
-
-static attn_status query(const attn_backend_type *type, const attn_options *options,
-                         const attn_services *services, const attn_problem *problem,
-                         attn_verdict *verdict, attn_error *error)
-{
-    (void)type;
-    return current->inner->query(current->inner, options, services, problem, verdict, error);
-}
-
-static attn_status create(const attn_backend_type *type, const attn_problem *problems,
-                          uint32_t num_problems, const attn_options *options,
-                          const attn_services *services, attn_instance **instance,
-                          attn_error *error)
-{
-    (void)type;
-    return current->inner->create(current->inner, problems, num_problems, options, services,
-                                  instance, error);
-}
+FRONT_FORWARDS
 
 void strider_init(struct strider *strider, const attn_backend_type *inner,
                   const struct device *device, uint64_t seed)
 {
-    *strider = (struct strider){.type = *inner,
-                                .ops = *inner->ops,
-                                .inner = inner,
-                                .device = device,
-                                .seed = mix_absorb(seed, LEAD)};
-    strider->type.ops = &strider->ops;
-    strider->type.query = query;
-    strider->type.create = create;
-    strider->ops.forward_extend = inner->ops->forward_extend ? forward_extend : NULL;
-    strider->ops.forward_decode = inner->ops->forward_decode ? forward_decode : NULL;
+    *strider = (struct strider){.device = device, .seed = mix_absorb(seed, LEAD)};
+    front_init(&strider->front, inner);
+    FRONT_SET_FORWARDS(strider->front.ops, inner->ops);
     current = strider;
 }
 

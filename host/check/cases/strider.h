@@ -13,7 +13,7 @@
 
 #include <stdbool.h>
 
-#include "attn_plugin.h"
+#include "host/check/cases/front.h"
 #include "host/device/device.h"
 
 /* How operands lie. */
@@ -24,12 +24,9 @@ enum strider_form {
     STRIDER_FAR = STRIDER_FORMS /* dense, but for one dimension that takes all to beyond 2^32 */
 };
 
-/* Initialised in place and never copied; it outlives the sessions that were given its type. There
- * is one at a time in a process: slots of a backend have no context. */
+/* There is one at a time in a process: slots of a backend have no context. */
 struct strider {
-    attn_backend_type type; /* what sessions call */
-    attn_backend_ops ops;
-    const attn_backend_type *inner;
+    struct front front;
     const struct device *device;
     uint64_t seed;
     enum strider_form form;

@@ -4,7 +4,6 @@
  */
 #include "host/check/cases/translator.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,8 +51,7 @@ bool translator_is_public(const attn_backend_type *type)
 
 static const struct translator *translator_of(const attn_backend_type *type)
 {
-    return (const struct translator *)(const void *)((const char *)type -
-                                                     offsetof(struct translator, type));
+    return (const struct translator *)(const void *)type;
 }
 
 /* The problem as the backend is asked it. */
@@ -84,7 +82,7 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
                          attn_verdict *verdict, attn_error *error)
 {
     const struct translator *translator = translator_of(type);
-    const attn_backend_type *inner = translator->inner;
+    const attn_backend_type *inner = translator->front.inner;
     attn_problem own = inside(translator, problem);
     attn_status status = inner->query(inner, options, services, &own, verdict, error);
     uint32_t count = verdict->num_reasons < verdict->reasons_capacity ? verdict->num_reasons
@@ -105,7 +103,7 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
                           attn_error *error)
 {
     const struct translator *translator = translator_of(type);
-    const attn_backend_type *inner = translator->inner;
+    const attn_backend_type *inner = translator->front.inner;
     attn_problem *own = calloc(num_problems + 1u, sizeof *own);
     if (!own)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for problems");
@@ -227,11 +225,10 @@ static attn_status call(const struct translator *t, bool decode, attn_metadata *
                         int32_t layer_id, const attn_forward_args *args, attn_stream stream,
                         attn_error *error)
 {
-    const attn_backend_ops *ops = t->inner->ops;
+    const attn_backend_ops *ops = t->front.inner->ops;
     if (watched.begin)
         watched.begin();
-    attn_status status = (decode ? ops->forward_decode : ops->forward_extend)(metadata, layer_id,
-                                                                              args, stream, error);
+    attn_status status = front_forward(ops, decode, metadata, layer_id, args, stream, error);
     if (watched.begin)
         watched.end(watched.report);
     return status;
@@ -269,36 +266,18 @@ static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_i
     return status;
 }
 
-static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
-                                  const attn_forward_args *args, attn_stream stream,
-                                  attn_error *error)
-{
-    return forward(false, metadata, layer_id, args, stream, error);
-}
-
-static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
-                                  const attn_forward_args *args, attn_stream stream,
-                                  attn_error *error)
-{
-    return forward(true, metadata, layer_id, args, stream, error);
-}
+FRONT_FORWARDS
 
 /* ---- The backend ----------------------------------------------------------------------------- */
 
 void translator_init(struct translator *translator, const attn_backend_type *inner,
                      const struct device *device, const attn_layouts *layouts, const char *layout)
 {
-    *translator = (struct translator){.type = *inner,
-                                      .ops = *inner->ops,
-                                      .inner = inner,
-                                      .device = device,
-                                      .layouts = layouts,
-                                      .layout = layout};
-    translator->type.ops = &translator->ops;
-    translator->type.query = query;
-    translator->type.create = create;
-    translator->ops.forward_extend = inner->ops->forward_extend ? forward_extend : NULL;
-    translator->ops.forward_decode = inner->ops->forward_decode ? forward_decode : NULL;
+    *translator = (struct translator){.device = device, .layouts = layouts, .layout = layout};
+    front_init(&translator->front, inner);
+    translator->front.type.query = query;
+    translator->front.type.create = create;
+    FRONT_SET_FORWARDS(translator->front.ops, inner->ops);
 }
 
 struct translator *translator_use(struct translator *translator)

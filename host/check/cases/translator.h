@@ -10,6 +10,7 @@
 #define HOST_CHECK_CASES_TRANSLATOR_H
 
 #include "host/check/check.h"
+#include "host/check/cases/front.h"
 #include "host/check/spy/watch.h"
 
 /* The plugin's conversions, and number `index` of the type's own KV layouts. NULL: it has none. */
@@ -19,12 +20,9 @@ const char *translator_layout(const attn_backend_type *type, uint32_t index);
 /* Does the type list a KV layout of the ABI's? */
 bool translator_is_public(const attn_backend_type *type);
 
-/* Initialised in place and never copied; it outlives the sessions that were given its type. Slots
- * of a backend have no context: forwards go through the one that was used last. */
+/* Slots of a backend have no context: forwards go through the one that was used last. */
 struct translator {
-    attn_backend_type type; /* what sessions call */
-    attn_backend_ops ops;
-    const attn_backend_type *inner;
+    struct front front;
     const struct device *device;
     const attn_layouts *layouts;
     const char *layout;

@@ -3,6 +3,7 @@
  * meddler.c: a child wrapper that alters answers.
  */
 #include "host/check/composites/meddler.h"
+#include "host/check/cases/front.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -124,23 +125,10 @@ static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_i
     if (meddles_with(instance, MEDDLE_FORWARD))
         return plant(error);
     instance->meddler->rows += metadata->rows;
-    return (decode ? ops->forward_decode : ops->forward_extend)(metadata->inner, layer_id, args,
-                                                                stream, error);
+    return front_forward(ops, decode, metadata->inner, layer_id, args, stream, error);
 }
 
-static attn_status forward_extend(attn_metadata *metadata, int32_t layer_id,
-                                  const attn_forward_args *args, attn_stream stream,
-                                  attn_error *error)
-{
-    return forward(false, metadata, layer_id, args, stream, error);
-}
-
-static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
-                                  const attn_forward_args *args, attn_stream stream,
-                                  attn_error *error)
-{
-    return forward(true, metadata, layer_id, args, stream, error);
-}
+FRONT_FORWARDS
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
@@ -172,10 +160,9 @@ static attn_status wrap(struct meddler *meddler, bool chosen, attn_child *child,
         .metadata_create = metadata_create,
         .init_forward_metadata = plan,
         .metadata_destroy = metadata_destroy,
-        .forward_extend = ops->forward_extend ? forward_extend : NULL,
-        .forward_decode = ops->forward_decode ? forward_decode : NULL,
         .get_extension = ops->get_extension ? get_extension : NULL,
     };
+    FRONT_SET_FORWARDS(made->ops, ops);
     child->type = &made->type;
     child->instance = made;
     return ATTN_OK;

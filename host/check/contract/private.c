@@ -20,7 +20,7 @@ enum { RED = 0xA5, RED_ZONE = 64 };
 
 static const attn_backend_type *own_type(const struct check_subject *subject)
 {
-    return subject->translator ? subject->translator->inner : subject->type;
+    return subject->translator ? subject->translator->front.inner : subject->type;
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -272,7 +272,7 @@ static void view_open(struct view *view, const struct check_subject *subject, ui
     translator_init(&view->translator, own_type(subject), subject->device, conversions(subject),
                     translator_layout(own_type(subject), layout));
     translator_use(&view->translator);
-    view->subject.type = &view->translator.type;
+    view->subject.type = &view->translator.front.type;
     view->subject.translator = &view->translator;
     view->subject.grid = NULL;
 }

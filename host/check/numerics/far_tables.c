@@ -8,6 +8,7 @@
  * As strider.h does it for operands: the case and its judgement know nothing of it.
  */
 #include "host/check/cases/far_pool.h"
+#include "host/check/cases/front.h"
 #include "host/check/cases/kind.h"
 
 #include <stdlib.h>
@@ -17,12 +18,9 @@
 
 enum { FAR_BATCH_BLOCKS = 24, FAR_BATCH_GROUPS = 2 };
 
-/* Initialised in place and never copied; it outlives the sessions that were given its type. There
- * is one at a time in a process: slots of a backend have no context. */
+/* There is one at a time in a process: slots of a backend have no context. */
 struct far_batch {
-    attn_backend_type type; /* what sessions call */
-    attn_backend_ops ops;
-    const attn_backend_type *inner;
+    struct front front;
     const struct device *device;
     int32_t tables; /* that were moved, in all */
     int32_t num_blocks;
@@ -218,36 +216,16 @@ static attn_status plan(attn_metadata *metadata, const attn_batch *given, attn_s
         batch.multi_item = &items;
     }
     return m.status == ATTN_OK
-               ? current->inner->ops->init_forward_metadata(metadata, &batch, stream, error)
+               ? current->front.inner->ops->init_forward_metadata(metadata, &batch, stream, error)
                : m.status;
-}
-
-static attn_status query(const attn_backend_type *type, const attn_options *options,
-                         const attn_services *services, const attn_problem *problem,
-                         attn_verdict *verdict, attn_error *error)
-{
-    (void)type;
-    return current->inner->query(current->inner, options, services, problem, verdict, error);
-}
-
-static attn_status create(const attn_backend_type *type, const attn_problem *problems,
-                          uint32_t num_problems, const attn_options *options,
-                          const attn_services *services, attn_instance **instance,
-                          attn_error *error)
-{
-    (void)type;
-    return current->inner->create(current->inner, problems, num_problems, options, services,
-                                  instance, error);
 }
 
 static void far_batch_init(struct far_batch *far, const attn_backend_type *inner,
                            const struct device *device)
 {
-    *far = (struct far_batch){.type = *inner, .ops = *inner->ops, .inner = inner, .device = device};
-    far->type.ops = &far->ops;
-    far->type.query = query;
-    far->type.create = create;
-    far->ops.init_forward_metadata = plan;
+    *far = (struct far_batch){.device = device};
+    front_init(&far->front, inner);
+    far->front.ops.init_forward_metadata = plan;
     current = far;
 }
 
@@ -266,7 +244,7 @@ static void judge(struct kind_case *k)
     struct check_run moved = *run;
     struct far_batch far;
     far_batch_init(&far, subject.type, subject.device);
-    subject.type = &far.type;
+    subject.type = &far.front.type;
     moved.subject = &subject;
     numerics_run(&moved, &k->at.spec, k->at.options);
     run->code = moved.code;

@@ -114,7 +114,7 @@ static void run_moved(struct check_run *run, move_operands move)
     struct strider strider;
     struct kind_case k;
     strider_init(&strider, subject.type, subject.device, run->seed);
-    subject.type = &strider.type;
+    subject.type = &strider.front.type;
     if (kind_find(&k, run) && may_move(&k) && kind_make(&k))
         k.session = kind_session(&k, &subject, &exactly);
     if (k.session)

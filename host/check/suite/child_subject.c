@@ -380,7 +380,7 @@ static void translate(struct child_subject *subject)
     if (!layouts)
         return;
     translator_init(&subject->translator, type, subject->device, layouts, own);
-    subject->view.type = &subject->translator.type;
+    subject->view.type = &subject->translator.front.type;
     subject->view.translator = &subject->translator;
 }
 
