@@ -187,6 +187,13 @@ attn_status device_copy(const struct device *device, void *to, const void *from,
     return size ? device->ops->copy(device, to, from, size, stream, error) : ATTN_OK;
 }
 
+attn_status device_copy_wait(const struct device *device, void *to, const void *from, uint64_t size,
+                             attn_stream stream, attn_error *error)
+{
+    attn_status status = device_copy(device, to, from, size, stream, error);
+    return status == ATTN_OK ? device_synchronize(device, stream, error) : status;
+}
+
 /* ---- Streams and events ---------------------------------------------------------------------- */
 
 attn_status device_synchronize(const struct device *device, attn_stream stream, attn_error *error)

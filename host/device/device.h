@@ -181,6 +181,10 @@ attn_status device_fill(const struct device *device, void *memory, int byte, uin
 attn_status device_copy(const struct device *device, void *to, const void *from, uint64_t size,
                         attn_stream stream, attn_error *error);
 
+/* The same, and wait for all work of the stream. */
+attn_status device_copy_wait(const struct device *device, void *to, const void *from, uint64_t size,
+                             attn_stream stream, attn_error *error);
+
 /* Fill, and be done when the call returns, on a separate stream: no other stream waits for it. */
 attn_status device_fill_now(const struct device *device, void *memory, int byte, uint64_t size,
                             attn_error *error);

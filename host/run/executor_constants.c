@@ -91,12 +91,8 @@ static char *make_values(const struct executor *executor, uint64_t bytes)
 static attn_status upload(struct executor *executor, const char *block, uint64_t bytes,
                           attn_error *error)
 {
-    const struct device *device = executor->params.device;
-    attn_status status =
-        device_copy(device, executor->constants_memory, block, bytes, executor->stream, error);
-    if (status == ATTN_OK)
-        status = device_synchronize(device, executor->stream, error);
-    return status;
+    return device_copy_wait(executor->params.device, executor->constants_memory, block, bytes,
+                            executor->stream, error);
 }
 
 /* ---- Life ------------------------------------------------------------------------------------ */

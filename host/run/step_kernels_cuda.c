@@ -64,8 +64,7 @@ static attn_status upload(const struct device *device, const void *from, uint64_
         return device_no_memory(device, ATTN_SPACE_DEVICE, error,
                                 "cuda:%d: no memory for %llu bytes of %s", device->id,
                                 (unsigned long long)size, what);
-    attn_status status = device_copy(device, *memory, from, size, NULL, error);
-    return status == ATTN_OK ? device_synchronize(device, NULL, error) : status;
+    return device_copy_wait(device, *memory, from, size, NULL, error);
 }
 
 static int64_t count_hash_ids(const struct workload *workload)

@@ -478,9 +478,7 @@ bool linear_case_has_snapshot(const struct forward_case *c, int32_t sequence, in
 attn_status linear_case_reset(struct forward_case *c, struct case_session *session,
                               attn_error *error)
 {
-    attn_status status =
-        device_copy(c->device, c->memory, c->image, c->bytes, session->stream, error);
-    return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
+    return device_copy_wait(c->device, c->memory, c->image, c->bytes, session->stream, error);
 }
 
 /* The slot from which a part goes on. */
@@ -514,10 +512,10 @@ static attn_status put_arrays(struct forward_case *c, struct case_session *sessi
     for (size_t n = 0; n < sizeof given / sizeof given[0] && status == ATTN_OK; n++) {
         uint64_t offset = c->parts[given[n].array].offset, bytes = n == 0 ? 8 : 4;
         memcpy(c->planning + offset, given[n].values, bytes);
-        status = device_copy(c->device, c->memory + offset, given[n].values, bytes, session->stream,
-                             error);
+        status = device_copy_wait(c->device, c->memory + offset, given[n].values, bytes,
+                                  session->stream, error);
     }
-    return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
+    return status;
 }
 
 /* Operands whose rows begin with row `row`: a DECODE batch has its sequences in rows 0, 1 ... */

@@ -106,10 +106,8 @@ static attn_status check_region(const struct regions *regions, uint32_t region, 
     attn_status status =
         device_copy(regions->device, copy, block->memory, block->begin, regions->stream, error);
     if (status == ATTN_OK)
-        status = device_copy(regions->device, zone, block->memory + end, block->bytes - end,
-                             regions->stream, error);
-    if (status == ATTN_OK)
-        status = device_synchronize(regions->device, regions->stream, error);
+        status = device_copy_wait(regions->device, zone, block->memory + end, block->bytes - end,
+                                  regions->stream, error);
     int64_t before = find_damage(copy, block->begin);
     int64_t behind = find_damage(zone, block->bytes - end);
     free(copy);

@@ -168,13 +168,6 @@ static char *first_byte(const attn_tensor *tensor)
     return (char *)tensor->data + tensor->byte_offset;
 }
 
-static attn_status copy(const struct strider *strider, void *to, const void *from, uint64_t bytes,
-                        attn_stream stream, attn_error *error)
-{
-    attn_status status = device_copy(strider->device, to, from, bytes, stream, error);
-    return status == ATTN_OK ? device_synchronize(strider->device, stream, error) : status;
-}
-
 static void release(const struct strider *strider, struct moved *m)
 {
     free(m->original);
@@ -219,7 +212,8 @@ static attn_status move(const struct strider *strider, uint32_t role, const attn
     if (status != ATTN_OK)
         return status;
     set_address(strider, role, m);
-    status = copy(strider, m->original, first_byte(from), m->span, stream, error);
+    status =
+        device_copy_wait(strider->device, m->original, first_byte(from), m->span, stream, error);
     if (status != ATTN_OK)
         return status;
     if (m->is_far) {
@@ -228,7 +222,7 @@ static attn_status move(const struct strider *strider, uint32_t role, const attn
     }
     memset(m->image, POISON, m->bytes);
     each_vector(m, m->image, put, &passage);
-    return copy(strider, m->memory, m->image, m->bytes, stream, error);
+    return device_copy_wait(strider->device, m->memory, m->image, m->bytes, stream, error);
 }
 
 /* What was written goes to the original; what surrounds vectors must be poison still. */
@@ -236,8 +230,9 @@ static attn_status move_back(const struct strider *strider, uint32_t role, struc
                              attn_stream stream, attn_error *error)
 {
     struct passage passage = {strider, stream, ATTN_OK, error};
-    attn_status status = m->is_far ? device_synchronize(strider->device, stream, error)
-                                   : copy(strider, m->image, m->memory, m->bytes, stream, error);
+    attn_status status =
+        m->is_far ? device_synchronize(strider->device, stream, error)
+                  : device_copy_wait(strider->device, m->image, m->memory, m->bytes, stream, error);
     if (status != ATTN_OK)
         return status;
     each_vector(m, m->is_far ? m->memory : m->image, m->is_far ? take_far : take, &passage);
@@ -251,9 +246,9 @@ static attn_status move_back(const struct strider *strider, uint32_t role, struc
                              "and was written to",
                              role_name(role),
                              (long long)((int64_t)i - (first_byte(&m->to) - m->memory)));
-    return status == ATTN_OK
-               ? copy(strider, first_byte(m->from), m->original, m->span, stream, error)
-               : status;
+    return status == ATTN_OK ? device_copy_wait(strider->device, first_byte(m->from), m->original,
+                                                m->span, stream, error)
+                             : status;
 }
 
 /* ---- The backend ----------------------------------------------------------------------------- */

@@ -134,13 +134,6 @@ static void *first_byte(const attn_tensor *tensor)
     return (char *)tensor->data + tensor->byte_offset;
 }
 
-static attn_status copy(const struct translator *t, void *to, const void *from, uint64_t bytes,
-                        attn_stream stream, attn_error *error)
-{
-    attn_status status = device_copy(t->device, to, from, bytes, stream, error);
-    return status == ATTN_OK ? device_synchronize(t->device, stream, error) : status;
-}
-
 static void point_to(attn_tensor *tensor, void *memory)
 {
     tensor->data = memory;
@@ -196,27 +189,28 @@ static attn_status bring(const struct translator *t, struct cache *cache, attn_s
     if (status == ATTN_OK)
         status = make_room(t, cache, error);
     if (status == ATTN_OK)
-        status =
-            copy(t, cache->nhd_image.data, first_byte(cache->given), cache->span, stream, error);
+        status = device_copy_wait(t->device, cache->nhd_image.data, first_byte(cache->given),
+                                  cache->span, stream, error);
     if (status == ATTN_OK)
         status = t->layouts->from_nhd(t->layout, cache->role, &cache->nhd_image, &cache->own_image,
                                       error);
-    return status == ATTN_OK
-               ? copy(t, cache->memory, cache->own_image.data, cache->own_span, stream, error)
-               : status;
+    return status == ATTN_OK ? device_copy_wait(t->device, cache->memory, cache->own_image.data,
+                                                cache->own_span, stream, error)
+                             : status;
 }
 
 static attn_status bring_back(const struct translator *t, struct cache *cache, attn_stream stream,
                               attn_error *error)
 {
-    attn_status status =
-        copy(t, cache->own_image.data, cache->memory, cache->own_span, stream, error);
+    attn_status status = device_copy_wait(t->device, cache->own_image.data, cache->memory,
+                                          cache->own_span, stream, error);
     if (status == ATTN_OK)
         status =
             t->layouts->to_nhd(t->layout, cache->role, &cache->own_image, &cache->nhd_image, error);
     if (status != ATTN_OK || cache->given->flags & ATTN_TENSOR_READ_ONLY)
         return status;
-    return copy(t, first_byte(cache->given), cache->nhd_image.data, cache->span, stream, error);
+    return device_copy_wait(t->device, first_byte(cache->given), cache->nhd_image.data, cache->span,
+                            stream, error);
 }
 
 /* ---- Forward --------------------------------------------------------------------------------- */

@@ -145,18 +145,16 @@ static bool bear(struct bearer *bearer, struct rig *rig, bool moved, uint64_t se
         args->num_named = 1;
         args->named = &bearer->named;
     }
-    return device_copy(rig->device, bearer->device, bearer->memory, bearer->bytes, rig->stream,
-                       NULL) == ATTN_OK &&
-           device_synchronize(rig->device, rig->stream, NULL) == ATTN_OK;
+    return device_copy_wait(rig->device, bearer->device, bearer->memory, bearer->bytes, rig->stream,
+                            NULL) == ATTN_OK;
 }
 
 static bool is_whole(const struct bearer *bearer, const struct rig *rig)
 {
     char *now = malloc(bearer->bytes);
     bool whole = now &&
-                 device_copy(rig->device, now, bearer->device, bearer->bytes, rig->stream, NULL) ==
-                     ATTN_OK &&
-                 device_synchronize(rig->device, rig->stream, NULL) == ATTN_OK &&
+                 device_copy_wait(rig->device, now, bearer->device, bearer->bytes, rig->stream,
+                                  NULL) == ATTN_OK &&
                  memcmp(now, bearer->memory, bearer->bytes) == 0;
     free(now);
     return whole;

@@ -81,9 +81,7 @@ static void *on_host(struct moving *m, size_t bytes)
 static void copy(struct moving *m, void *to, const void *from, uint64_t bytes)
 {
     if (m->status == ATTN_OK)
-        m->status = device_copy(m->far->device, to, from, bytes, m->stream, m->error);
-    if (m->status == ATTN_OK)
-        m->status = device_synchronize(m->far->device, m->stream, m->error);
+        m->status = device_copy_wait(m->far->device, to, from, bytes, m->stream, m->error);
 }
 
 /* What the device has in an array, on the host. */
