@@ -180,6 +180,7 @@ struct check {
 #define CHECK_TABLES(ROW)                                                                          \
     ROW(load, 1)                                                                                   \
     ROW(nego, 1)                                                                                   \
+    ROW(structs, 1)                                                                                \
     ROW(life, 1)                                                                                   \
     ROW(conf, 1)                                                                                   \
     ROW(caps, 3)                                                                                   \

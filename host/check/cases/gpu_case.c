@@ -75,7 +75,7 @@ static void draw_lengths(const struct gpu_case *g, uint64_t number, int32_t real
                          struct case_spec *spec)
 {
     uint64_t stream = mix_absorb(g->seed, ~number);
-    *spec = g->spec;
+    *spec = g->at.spec;
     if (spec->padded > 0)
         spec->num_sequences = real >= 0 ? real : draw(stream, 0, number, 1, spec->num_sequences);
     for (int32_t s = 0; s < spec->num_sequences; s++) {
@@ -138,31 +138,26 @@ static bool ask(struct gpu_case *g)
 {
     attn_verdict verdict;
     const bool accepts =
-        numerics_query(g->run->subject, g->options, forward_case_problem(g->c), &verdict);
+        numerics_query(g->run->subject, g->at.options, forward_case_problem(g->c), &verdict);
     if (!accepts)
         check_skip(g->run, "query does not accept this case; %s", g->what);
     g->level = verdict.graph_level;
-    g->needed = level_needed(g->spec.mode);
+    g->needed = level_needed(g->at.spec.mode);
     g->notes = verdict.notes;
     return accepts;
 }
 
 static bool make(struct gpu_case *g, int32_t point)
 {
-    struct check_run at_point = *g->run;
-    at_point.index = point;
-    g->grid = grid_of(g->run->subject);
-    if (!g->grid) {
-        check_fail(g->run, "no memory for the grid");
+    const int32_t index = g->run->index;
+    g->run->index = point;
+    const bool found = numerics_open(&g->at, g->run, choices);
+    g->run->index = index;
+    if (!found)
         return false;
-    }
-    if (!numerics_spec(&at_point, g->grid, choices, &g->spec, &g->options)) {
-        check_skip(g->run, "%s", at_point.text);
-        return false;
-    }
-    set_largest(&g->spec);
-    case_spec_describe(&g->spec, g->what, sizeof g->what);
-    g->c = numerics_case(g->run, &g->spec, NULL);
+    set_largest(&g->at.spec);
+    case_spec_describe(&g->at.spec, g->what, sizeof g->what);
+    g->c = numerics_case(g->run, &g->at.spec, NULL);
     if (!g->c || !ask(g))
         return false;
     g->seed = g->c->seed;
@@ -214,14 +209,13 @@ void gpu_case_close(struct gpu_case *g)
     for (int n = 0; n < GPU_UPLOADS && g->c; n++)
         device_release(g->c->device, ATTN_SPACE_PINNED, g->pinned[n]);
     forward_case_destroy(g->c);
-    if (g->grid)
-        grid_release(g->run->subject, g->grid);
+    grid_release(g->run->subject, g->at.grid);
 }
 
 struct case_session *gpu_session(struct gpu_case *g, uint32_t kind)
 {
     struct case_setup setup = {.kind = kind, .exact_memory = true};
-    return numerics_session(g->run, g->c, &g->spec, g->options, &setup);
+    return numerics_session(g->run, g->c, &g->at.spec, g->at.options, &setup);
 }
 
 bool gpu_good(struct gpu_case *g, attn_status status, const char *what)
@@ -290,6 +284,13 @@ attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents)
         status = gpu_forward(g, contents, 0);
     return status == ATTN_OK ? device_synchronize(session->device, session->stream, &g->error.base)
                              : status;
+}
+
+bool gpu_wait(struct gpu_case *g)
+{
+    const struct case_session *session = g->session;
+    return gpu_good(g, device_synchronize(session->device, session->stream, &g->error.base),
+                    "the stream's work");
 }
 
 attn_status gpu_capture(struct gpu_case *g, unsigned int mode)

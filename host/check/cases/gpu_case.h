@@ -25,9 +25,7 @@ enum { GPU_CASE_TEXT = 600, GPU_UPLOADS = 3 };
 /* Initialised in place and never copied. */
 struct gpu_case {
     struct check_run *run;
-    struct grid *grid;
-    struct case_spec spec; /* of the largest lengths */
-    const attn_options *options;
+    struct numerics_point at; /* its spec is of the largest lengths */
     uint64_t seed;          /* of what the capture knows: which arrays there are, how tensors lie */
     uint32_t level, needed; /* ATTN_GRAPH_*: what query answers, what the point's batches need */
     uint32_t notes;
@@ -77,6 +75,9 @@ attn_status gpu_forward(struct gpu_case *g, enum gpu_contents contents, uint32_t
 
 /* All of it, and wait. */
 attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents);
+
+/* The stream's work is done. False: it was reported. */
+bool gpu_wait(struct gpu_case *g);
 
 /* Prepared with padding and warmed up, then captured in a mode of the driver's,
  * CUDA_CAPTURE_GLOBAL or CUDA_CAPTURE_THREAD_LOCAL; session->graph is what comes of it. The stream

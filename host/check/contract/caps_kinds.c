@@ -2,7 +2,8 @@
  *
  * caps_kinds.c: is what query answers about latent and linear layers true, and all of it? What
  * caps.c and caps_reasons.c ask about softmax layers, of problems whose own numbers are set to
- * anything: ranks, parts of a head, forms, families, flags, widths, states.
+ * anything: ranks, parts of a head, forms, families, flags, widths, states. And of every kind: does
+ * metadata need as little as the verdict has said?
  */
 #include "host/check/cases/caps_visit.h"
 
@@ -21,7 +22,7 @@ static bool lacks_means(attn_status status)
 static bool are_known(const attn_bounds *bounds)
 {
     return bounds->max_seqs > 0 && bounds->max_tokens > 0 && bounds->max_q_len > 0 &&
-           bounds->max_kv_len > 0 && bounds->max_kv_tokens > 0;
+           bounds->max_kv_len > 0;
 }
 
 /* Created, and given the size of its metadata: what computes it are other checks. */
@@ -38,7 +39,8 @@ static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
     attn_status status = subject->type->create(subject->type, &p->problem, 1, subject->options,
                                                subject->services, &instance, &error.base);
     const bool made = status == ATTN_OK;
-    if (made && are_known(&p->bounds) && !subject->type->ops->prepare)
+    if (made && are_known(&p->bounds) && p->bounds.max_kv_tokens > 0 &&
+        !subject->type->ops->prepare)
         status = subject->type->ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size,
                                                    &error.base);
     if (made)
@@ -52,6 +54,49 @@ static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
 
 CHECK_COUNT(mla, caps_count_kind_cases(subject, ATTN_KIND_MLA))
 CHECK_COUNT(linear, caps_count_kind_cases(subject, ATTN_KIND_LINEAR))
+
+/* ---- WORK-02: memory -------------------------------------------------------------------------- */
+
+enum { MEASURED = 4 }; /* one in so many of those that are accepted */
+
+static uint64_t bytes_of_space(const attn_memory_size *size, uint32_t space)
+{
+    uint64_t bytes = 0;
+    for (uint32_t use = 0; use < ATTN_MEMORY_COUNT; use++)
+        bytes += size->size[ATTN_REGION(space, use)];
+    return bytes;
+}
+
+/* A verdict speaks of the whole problem: it adds up all that an instance keeps for all forms and modes together. */
+static bool look_promised(struct caps_visit *visit, const struct caps_problem *p,
+                          const struct caps_answer *answer)
+{
+    const struct check_subject *subject = visit->run->subject;
+    static const char *const names[ATTN_SPACE_COUNT] = {"device", "pinned", "host"};
+    const attn_verdict *verdict = &answer->verdict; /* 0 says nothing */
+    const uint64_t most[ATTN_SPACE_COUNT] = {verdict->device_bytes, verdict->pinned_bytes,
+                                             verdict->host_bytes};
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_instance *instance = NULL;
+    if (answer->status != ATTN_OK || !answer->verdict.supported || p->elsewhere ||
+        !are_known(&p->bounds) || visit->accepted % MEASURED != 0)
+        return true;
+    /* What else may be wrong with these two calls is for other checks. */
+    if (subject->type->create(subject->type, &p->problem, 1, subject->options, subject->services,
+                              &instance, NULL) != ATTN_OK)
+        return true;
+    attn_status status =
+        subject->type->ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size, NULL);
+    subject->type->ops->destroy(instance);
+    for (uint32_t space = 0; space < ATTN_SPACE_COUNT && status == ATTN_OK; space++) {
+        const uint64_t needed = bytes_of_space(&size, space);
+        if (most[space] > 0 && needed > most[space])
+            return caps_tell(
+                visit, p, "metadata_size asks for %llu bytes: the verdict's %s_bytes are %llu",
+                (unsigned long long)needed, names[space], (unsigned long long)most[space]);
+    }
+    return true;
+}
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
@@ -68,6 +113,8 @@ BOTH_KINDS(listed, caps_look_listed)
 BOTH_KINDS(language, caps_look_language)
 BOTH_KINDS(capacity, caps_look_capacity)
 BOTH_KINDS(promises, caps_look_promises)
+BOTH_KINDS(promised, look_promised)
+CHECK_RUN(promised, caps_visit_problems(run, look_promised))
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
@@ -203,5 +250,15 @@ const struct check check_caps_kinds[] = {
     ROWS("CAPS-07", capacity,
          "query counts all reasons, and writes those that fit into the caller's array"),
     ROWS("CAPS-12", promises, "a note that is a promise is accepted in need_notes, and then kept"),
+    {.rule = NULL},
+};
+
+const struct check check_caps_memory[] = {
+    CHECK_ROW("WORK-02", promised, caps_count_cases, 0,
+              "metadata needs no more memory than the verdict says"),
+    CHECK_ROW("WORK-02", mla_promised, count_mla, 0,
+              "metadata of latent layers needs no more memory than the verdict says"),
+    CHECK_ROW("WORK-02", linear_promised, count_linear, 0,
+              "metadata of linear layers needs no more memory than the verdict says"),
     {.rule = NULL},
 };

@@ -13,14 +13,6 @@ attn_plugin_entry_fn check_find_entry(struct check_run *run);
 attn_host_info check_host_of(const struct check_run *run, uint32_t oldest, uint32_t newest,
                              uint32_t minor);
 
-/* check/contract/struct.c, for check_nego */
-void check_struct_entry(struct check_run *run);
-int32_t check_struct_count(const struct check_subject *subject);
-void check_struct_sizes(struct check_run *run);
-int32_t check_struct_count_arrays(const struct check_subject *subject);
-void check_struct_arrays(struct check_run *run);
-void check_struct_reserved(struct check_run *run);
-
 /* check/contract/leak.c, for check_life */
 void check_leak_instances(struct check_run *run);
 void check_leak_metadata(struct check_run *run);

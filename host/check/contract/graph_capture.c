@@ -57,7 +57,7 @@ static void expect_refusal(struct gpu_case *g, attn_status status, const char *w
  * bounds do not say, or the forward. */
 static void refuse_metadata(struct gpu_case *g)
 {
-    struct case_backend backend = numerics_backend(g->run->subject, g->options);
+    struct case_backend backend = numerics_backend(g->run->subject, g->at.options);
     struct case_setup setup = {.kind = ATTN_METADATA_GRAPH};
     host_error_init(&g->error);
     attn_status status = case_session_create(&backend, g->c, &setup, &g->session, &g->error.base);
@@ -147,7 +147,7 @@ static void with_pair(struct check_run *run,
  * CAPT-04. */
 static bool replay(struct gpu_case *g, uint64_t number)
 {
-    return gpu_case_refill(g, number, g->spec.num_sequences) &&
+    return gpu_case_refill(g, number, g->at.spec.num_sequences) &&
            numerics_judge(g->run, g->session, g->c, &g->c->spec);
 }
 
@@ -163,7 +163,7 @@ CHECK_RUN(replays, with_graph(run, replay_all))
 /* Contents that were planned and never run do not matter to the next ones. */
 static bool plan_in_vain(struct gpu_case *g, uint64_t number)
 {
-    if (!gpu_case_refill(g, number, g->spec.num_sequences))
+    if (!gpu_case_refill(g, number, g->at.spec.num_sequences))
         return false;
     attn_status status = gpu_prepare(g, GPU_REAL);
     if (status == ATTN_OK)
@@ -258,8 +258,7 @@ static bool look(struct gpu_case *g, const struct spy_cuda *spy, uint64_t number
         check_skip(g->run, "%u calls of the driver: accepted up to %d", count, SPY_MAX_RECORDS);
     if (!gpu_good(g, status, "forward with GRAPH metadata") || count > SPY_MAX_RECORDS)
         return false;
-    status = device_synchronize(g->session->device, g->session->stream, &g->error.base);
-    return gpu_good(g, status, "the stream's work") && keep(shapes, records, count);
+    return gpu_wait(g) && keep(shapes, records, count);
 }
 
 static void look_at_shapes(struct gpu_case *g)
@@ -315,8 +314,7 @@ static void look_at_budget(struct gpu_case *g, const struct spy_cuda *spy)
     if (large)
         check_fail(g->run, "with max_sms %d: %s; accepted: up to %d blocks; %s", BUDGET, text,
                    BUDGET * BLOCKS_OF_SM, g->what);
-    gpu_good(g, device_synchronize(g->session->device, g->session->stream, &g->error.base),
-             "the stream's work");
+    gpu_wait(g);
 }
 
 static void run_budget(struct check_run *run)
@@ -329,7 +327,7 @@ static void run_budget(struct check_run *run)
         check_skip(run, "query does not report sm_budget; %s", g.what);
     } else {
         attn_bounds bounds = *forward_case_problem(g.c)->bounds;
-        struct case_backend backend = numerics_backend(run->subject, g.options);
+        struct case_backend backend = numerics_backend(run->subject, g.at.options);
         struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .bounds = &bounds};
         bounds.max_sms = BUDGET;
         attn_status status = case_session_create(&backend, g.c, &setup, &g.session, &g.error.base);
@@ -337,7 +335,7 @@ static void run_budget(struct check_run *run)
             check_skip(run, "%s", host_error_text(&g.error));
         else if (gpu_good(&g, status, "metadata with max_sms 1"))
             look_at_budget(&g, &spy);
-        if (run->code == CHECK_PASS && gpu_case_refill(&g, 0, g.spec.num_sequences))
+        if (run->code == CHECK_PASS && gpu_case_refill(&g, 0, g.at.spec.num_sequences))
             numerics_judge(run, g.session, g.c, &g.c->spec);
     }
     gpu_case_close(&g);
@@ -349,12 +347,12 @@ static void run_budget(struct check_run *run)
  * them, and that nothing else is written. */
 static void replay_padded(struct gpu_case *g)
 {
-    if (g->spec.padded == 0) {
+    if (g->at.spec.padded == 0) {
         check_skip(g->run, "batches of equally many queries have no padding here; %s", g->what);
         return;
     }
-    for (int32_t n = 0; n < 3 * (g->spec.padded + 1); n++)
-        if (!gpu_case_refill(g, (uint64_t)n + 2, n % (g->spec.padded + 1)) ||
+    for (int32_t n = 0; n < 3 * (g->at.spec.padded + 1); n++)
+        if (!gpu_case_refill(g, (uint64_t)n + 2, n % (g->at.spec.padded + 1)) ||
             !numerics_judge(g->run, g->session, g->c, &g->c->spec))
             break;
 }
@@ -390,7 +388,7 @@ static void compare_bits(struct gpu_case *g, struct case_session **eager)
                         : "no memory for an eager run; %s",
                    g->what);
     for (uint64_t number = 0; good && number < FEW_REPLAYS; number++)
-        good = gpu_case_refill(g, number, g->spec.num_sequences) && same_bits(g, *eager, kept);
+        good = gpu_case_refill(g, number, g->at.spec.num_sequences) && same_bits(g, *eager, kept);
     free(kept);
 }
 
@@ -410,8 +408,8 @@ static attn_bounds larger_bounds(const struct gpu_case *g)
     bounds.max_kv_len *= 2;
     bounds.max_kv_tokens *= 4;
     problem.bounds = &bounds;
-    return numerics_query(g->run->subject, g->options, &problem, &verdict) ? bounds
-                                                                           : session->bounds;
+    return numerics_query(g->run->subject, g->at.options, &problem, &verdict) ? bounds
+                                                                              : session->bounds;
 }
 
 /* Whatever else the instance and others like it do, the graph gives what it gave. */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * negotiation.c: the groups NEGO and STRUCT: versions, extensions, optional slots;
- * check/contract/struct.c has the sizes of structs.
+ * negotiation.c: the group NEGO: versions, extensions, optional slots.
  */
 #include "host/check/contract/contract.h"
 
@@ -419,14 +418,5 @@ const struct check check_nego[] = {
               "a backend without one of the forward slots refuses that phase's modes"),
     CHECK_ROW("NEGO-08", paths, rig_count_seeds, 0,
               "each row of a batch is counted in exactly one of the instance's code paths"),
-    {"STRUCT-02", "entry", "the entry accepts structs that are smaller or larger than its own",
-     CHECK_ONCE, NULL, check_struct_entry, NULL},
-    {"STRUCT-02", "sizes",
-     "members beyond a smaller struct count as zero and are not accessed; extra members of a "
-     "larger struct are not written",
-     0, check_struct_count, check_struct_sizes, NULL},
-    {"STRUCT-05", "arrays", "arrays are walked by the struct_size of their first element", 0,
-     check_struct_count_arrays, check_struct_arrays, NULL},
-    {"STRUCT-06", "reserved", "reserved members are zero", 0, NULL, check_struct_reserved, NULL},
     {.rule = NULL},
 };

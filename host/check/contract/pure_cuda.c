@@ -42,13 +42,6 @@ static void watch_contents(struct check_run *run, uint64_t count,
     watch_close(&w);
 }
 
-static bool settle(struct watch *w)
-{
-    return gpu_good(
-        &w->g, device_synchronize(w->g.session->device, w->g.session->stream, &w->g.error.base),
-        "the stream's work");
-}
-
 /* The calls since spy.begin(); false: there were more than can be looked at, and it was reported.
  */
 static bool stop(struct watch *w, const struct spy_record **records, uint32_t *count)
@@ -107,7 +100,7 @@ static bool forward_is_pure(struct watch *w, uint64_t number)
     found = find_kind(records, count, g->run->subject->source ? NOT_IN_SOURCE : NOT_IN_FORWARD);
     if (found)
         check_fail(g->run, "%s %s: %s; %s", when, kind_names[found->kind], found->call, g->what);
-    return !found && settle(w);
+    return !found && gpu_wait(&w->g);
 }
 
 CHECK_RUN(enqueues, watch_contents(run, 4, forward_is_pure))
@@ -244,7 +237,7 @@ static bool has_order(struct watch *w, uint64_t number)
         status = gpu_forward(&w->g, GPU_REAL, 0);
     if (stop(w, &records, &count) && gpu_good(&w->g, status, "init and forward"))
         check_order(&w->g, w->g.session, records, count);
-    return settle(w) && w->g.run->code == CHECK_PASS;
+    return gpu_wait(&w->g) && w->g.run->code == CHECK_PASS;
 }
 
 CHECK_RUN(streams, watch_contents(run, 3, has_order))
@@ -300,7 +293,7 @@ static bool keeps_context(struct watch *w, uint64_t number)
         return false;
     before = context_begin(w);
     status = gpu_forward(g, GPU_REAL, 0);
-    return context_end(w, before, "forward") && gpu_good(g, status, "forward") && settle(w);
+    return context_end(w, before, "forward") && gpu_good(g, status, "forward") && gpu_wait(&w->g);
 }
 
 CHECK_RUN(context, watch_contents(run, 3, keeps_context))
@@ -479,7 +472,7 @@ static void fly(struct watch *w, struct flight *f)
     bool good = true;
     for (int n = 0; n < IN_FLIGHT && good; n++)
         good = gpu_case_refill(g, in_flight[n], -1) && enqueue(w, f->alone[n], "a batch alone") &&
-               settle(w);
+               gpu_wait(&w->g);
     if (!good || !gpu_good(g, gpu_gate_close(g, &gate, w->g.session->stream), "cuLaunchHostFunc"))
         return;
     for (int n = 0; n < IN_FLIGHT && good; n++)

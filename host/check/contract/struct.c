@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * struct.c: every struct that crosses, passed smaller (without what may be absent) or exactly
+ * struct.c: the group STRUCT: every struct that crosses, passed smaller (without what may be absent) or exactly
  * as it is, with a page after it that must not be touched, and larger, with poison at its end. The
  * whole use of a backend gives the same each time.
  */
@@ -372,29 +372,12 @@ static void run_case(struct check_run *run, const struct shape *table)
     rig_close(&plain);
 }
 
-int32_t check_struct_count(const struct check_subject *subject)
-{
-    (void)subject;
-    return 2 * (int32_t)(sizeof shapes / sizeof shapes[0]);
-}
+CHECK_COUNT(sizes, 2 * (int32_t)(sizeof shapes / sizeof shapes[0]))
+CHECK_COUNT(arrays, 2 * (int32_t)(sizeof arrays / sizeof arrays[0]))
+CHECK_RUN(sizes, run_case(run, shapes))
+CHECK_RUN(arrays, run_case(run, arrays))
 
-void check_struct_sizes(struct check_run *run)
-{
-    run_case(run, shapes);
-}
-
-int32_t check_struct_count_arrays(const struct check_subject *subject)
-{
-    (void)subject;
-    return 2 * (int32_t)(sizeof arrays / sizeof arrays[0]);
-}
-
-void check_struct_arrays(struct check_run *run)
-{
-    run_case(run, arrays);
-}
-
-void check_struct_reserved(struct check_run *run)
+static void run_reserved(struct check_run *run)
 {
     const attn_backend_ops *ops = run->subject->type->ops;
     attn_memory_size size = {.struct_size = sizeof size};
@@ -454,7 +437,7 @@ static void call_entry(struct check_run *run, attn_plugin_entry_fn entry,
     sized_finish(&sized);
 }
 
-void check_struct_entry(struct check_run *run)
+static void run_entry(struct check_run *run)
 {
     const struct entry_sizes sizes[] = {
         {sizeof(attn_host_info), sizeof(attn_plugin), sizeof(attn_error)},
@@ -467,3 +450,18 @@ void check_struct_entry(struct check_run *run)
     for (size_t s = 0; entry && s < sizeof sizes / sizeof sizes[0]; s++)
         call_entry(run, entry, &sizes[s]);
 }
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+const struct check check_structs[] = {
+    CHECK_ROW("STRUCT-02", entry, NULL, CHECK_ONCE,
+              "the entry accepts structs that are smaller or larger than its own"),
+    CHECK_ROW(
+        "STRUCT-02", sizes, count_sizes, 0,
+        "members beyond a smaller struct count as zero and are not accessed; extra members of a "
+        "larger struct are not written"),
+    CHECK_ROW("STRUCT-05", arrays, count_arrays, 0,
+              "arrays are walked by the struct_size of their first element"),
+    CHECK_ROW("STRUCT-06", reserved, NULL, 0, "reserved members are zero"),
+    {.rule = NULL},
+};

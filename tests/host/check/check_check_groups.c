@@ -13,9 +13,9 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-static const struct check *const tables[] = {check_nego, check_life, check_conf,
-                                             check_work, check_pure, check_comp,
-                                             check_thrd, check_err,  check_perf};
+static const struct check *const tables[] = {check_nego, check_structs, check_life, check_conf,
+                                             check_work, check_pure,    check_comp, check_thrd,
+                                             check_err,  check_perf};
 enum { NUM_TABLES = sizeof tables / sizeof tables[0] };
 
 static char plugin_file[4096];
