@@ -68,7 +68,7 @@ struct check_subject {
     /* What the process held before the plugin was loaded, and after. */
     const struct process_resources *unloaded, *loaded;
     /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL
-     * there and ends with grid_destroy(). NULL = nowhere. */
+     * there and ends with grid_destroy(). */
     struct grid **grid;
     /* Where linear_families() keeps its answer; its owner starts with LINEAR_UNASKED there. NULL =
      * nowhere. */

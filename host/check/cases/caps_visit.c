@@ -133,7 +133,6 @@ void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look)
     struct caps_visit visit = {.run = run, .grid = grid_of(run->subject)};
     struct case_spec spec;
     char refusal[CAPS_TEXT];
-    CHECK_THAT(run, visit.grid, "no memory for the grid");
     grid_spec(visit.grid, &visit.grid->base, &spec);
     caps_problem_init(&visit.plain, &spec, &run->subject->device->info);
     if (kind != ATTN_KIND_SOFTMAX &&
@@ -145,7 +144,6 @@ void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look)
         if (!visit_one(&visit, kind, mix_absorb(run->seed, (uint64_t)n), look))
             break;
     }
-    grid_release(run->subject, (struct grid *)(uintptr_t)visit.grid);
 }
 
 void caps_visit_problems(struct check_run *run, caps_visitor look)
@@ -162,11 +160,8 @@ int32_t caps_count_cases(const struct check_subject *subject)
 
 int32_t caps_count_kind_cases(const struct check_subject *subject, uint32_t kind)
 {
-    struct grid *grid = grid_of(subject);
     struct caps_problem plain;
-    bool served = grid && caps_find_plain(subject, grid, kind, &plain, NULL);
-    if (grid)
-        grid_release(subject, grid);
+    bool served = caps_find_plain(subject, grid_of(subject), kind, &plain, NULL);
     return !served ? 1 : subject->exhaustive ? 4 * KIND_CASES : KIND_CASES;
 }
 

@@ -209,7 +209,6 @@ void gpu_case_close(struct gpu_case *g)
     for (int n = 0; n < GPU_UPLOADS && g->c; n++)
         device_release(g->c->device, ATTN_SPACE_PINNED, g->pinned[n]);
     forward_case_destroy(g->c);
-    grid_release(g->run->subject, g->at.grid);
 }
 
 struct case_session *gpu_session(struct gpu_case *g, uint32_t kind)

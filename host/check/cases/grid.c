@@ -753,18 +753,10 @@ void grid_destroy(struct grid *grid)
 
 struct grid *grid_of(const struct check_subject *subject)
 {
-    struct grid *grid = subject->grid ? *subject->grid : NULL;
-    struct grid_backend backend = {subject->type, subject->options, subject->services,
-                                   subject->device, subject->trail};
-    if (!grid &&
-        grid_create(&backend, subject->seed, subject->exhaustive, &grid, NULL) == ATTN_OK &&
-        subject->grid)
-        *subject->grid = grid;
-    return grid;
-}
-
-void grid_release(const struct check_subject *subject, struct grid *grid)
-{
-    if (!subject->grid)
-        grid_destroy(grid);
+    const struct grid_backend backend = {subject->type, subject->options, subject->services,
+                                         subject->device, subject->trail};
+    if (!*subject->grid &&
+        grid_create(&backend, subject->seed, subject->exhaustive, subject->grid, NULL) != ATTN_OK)
+        abort();
+    return *subject->grid;
 }

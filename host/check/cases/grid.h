@@ -186,10 +186,9 @@ attn_status grid_create(const struct grid_backend *backend, uint64_t seed, bool 
                         struct grid **grid, attn_error *error);
 void grid_destroy(struct grid *grid);
 
-/* The grid of a subject: made once, where it has a place for it (check_subject.grid), and given
- * back by grid_release(). NULL when memory ran out. */
+/* The grid of a subject, made once, in the place that it has for it (check_subject.grid). Without memory the process
+ * ends, which is reported as a crash of the case. */
 struct grid *grid_of(const struct check_subject *subject);
-void grid_release(const struct check_subject *subject, struct grid *grid);
 
 /* ---- Axes (grid_axes.c) ---------------------------------------------------------------------- */
 

@@ -35,7 +35,6 @@ void kind_close(struct kind_case *k)
 {
     case_session_destroy(k->session);
     forward_case_destroy(k->c);
-    grid_release(k->run->subject, k->at.grid);
 }
 
 bool kind_declares(struct kind_case *k, uint32_t notes)

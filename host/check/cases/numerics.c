@@ -21,9 +21,7 @@ struct case_backend numerics_backend(const struct check_subject *subject,
 
 int32_t numerics_few(const struct check_subject *subject, int32_t count)
 {
-    struct grid *grid = grid_of(subject);
-    bool compiles = grid && grid->notes & ATTN_NOTE_RUNTIME_COMPILATION;
-    grid_release(subject, grid);
+    bool compiles = grid_of(subject)->notes & ATTN_NOTE_RUNTIME_COMPILATION;
     return subject->exhaustive ? 20 * count : compiles ? count / 20 : count;
 }
 
@@ -31,13 +29,9 @@ int32_t numerics_points(const struct check_subject *subject, const struct grid_c
 {
     struct grid *grid = grid_of(subject);
     struct grid_point point;
-    int32_t count = 0;
-    if (grid) {
-        grid->remembers = true;
-        count = grid_product(grid, choices, 0, &point, NULL, 0);
-        grid->remembers = false;
-    }
-    grid_release(subject, grid);
+    grid->remembers = true;
+    int32_t count = grid_product(grid, choices, 0, &point, NULL, 0);
+    grid->remembers = false;
     return count;
 }
 
@@ -67,9 +61,7 @@ bool numerics_open(struct numerics_point *at, struct check_run *run,
                    const struct grid_choice *choices)
 {
     *at = (struct numerics_point){.run = run, .grid = grid_of(run->subject)};
-    if (!at->grid)
-        check_fail(run, "no memory for the grid");
-    return at->grid && numerics_spec(run, at->grid, choices, &at->spec, &at->options);
+    return numerics_spec(run, at->grid, choices, &at->spec, &at->options);
 }
 
 bool numerics_query(const struct check_subject *subject, const attn_options *options,
@@ -244,11 +236,9 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
 
 int32_t numerics_count_found(const struct check_subject *subject, numerics_find find, bool variant)
 {
-    struct grid *grid = grid_of(subject);
     struct case_spec spec;
     char reason[512] = "";
-    int32_t count = grid ? find(grid, variant, -1, &spec, reason, sizeof reason) : 0;
-    grid_release(subject, grid);
+    int32_t count = find(grid_of(subject), variant, -1, &spec, reason, sizeof reason);
     return count > 0 ? count : 1;
 }
 
@@ -257,10 +247,8 @@ void numerics_run_found(struct check_run *run, numerics_find find, bool variant)
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     char reason[512] = "";
-    CHECK_THAT(run, grid, "no memory for the grid");
     if (run->index < find(grid, variant, run->index, &spec, reason, sizeof reason))
         numerics_run(run, &spec, grid_options(grid, &grid->base));
     else
         check_skip(run, "%s", reason[0] ? reason : grid->refusal);
-    grid_release(run->subject, grid);
 }

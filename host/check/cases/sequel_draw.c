@@ -159,10 +159,7 @@ bool sequel_serves(const struct check_subject *subject, bool latent)
         BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_DEEPSEEK), {0, 0})};
     struct grid *grid = grid_of(subject);
     struct grid_point point;
-    bool any =
-        grid && (latent ? grid_product(grid, plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0);
-    grid_release(subject, grid);
-    return any;
+    return latent ? grid_product(grid, plain, 0, &point, NULL, 0) > 0 : grid->num_points > 0;
 }
 
 int32_t sequel_count(const struct check_subject *subject, bool latent, int32_t count)

@@ -191,15 +191,12 @@ CHECK_COUNT(linear_unknown_any, count_of_any(count_linear(subject)))
 static void refuse_of_kind(struct check_run *run, uint32_t kind, uint32_t family,
                            const struct caps_unknown *unknown)
 {
-    struct grid *grid = grid_of(run->subject);
     struct caps_problem p;
     char refusal[CAPS_TEXT] = "query accepts no such family with a convolution of 4, or it means "
                               "nothing there";
-    CHECK_THAT(run, grid, "no memory for the grid");
-    bool found = caps_find_plain(run->subject, grid, kind, &p, refusal);
+    bool found = caps_find_plain(run->subject, grid_of(run->subject), kind, &p, refusal);
     if (found && kind == ATTN_KIND_LINEAR)
         found = make_family(run, family, unknown, &p);
-    grid_release(run->subject, grid);
     if (found)
         caps_must_refuse(run, &p, unknown);
     else

@@ -258,11 +258,13 @@ static void run_extension(struct check_run *run)
 struct view {
     struct translator translator, *before;
     struct check_subject subject;
+    struct grid *grid;
 };
 
 static void view_open(struct view *view, const struct check_subject *subject, uint32_t layout)
 {
     view->subject = *subject;
+    view->grid = NULL;
     view->before = translator_use(NULL);
     translator_use(view->before);
     if (subject->translator && layout == 0)
@@ -272,11 +274,12 @@ static void view_open(struct view *view, const struct check_subject *subject, ui
     translator_use(&view->translator);
     view->subject.type = &view->translator.front.type;
     view->subject.translator = &view->translator;
-    view->subject.grid = NULL;
+    view->subject.grid = &view->grid;
 }
 
 static void view_close(struct view *view)
 {
+    grid_destroy(view->grid);
     translator_use(view->before);
 }
 
@@ -474,10 +477,9 @@ static void run_round_trip(struct check_run *run)
         view_open(&view, run->subject, l);
         each.subject = &view.subject;
         struct grid *grid = grid_of(&view.subject);
-        if (grid && numerics_spec(&each, grid, shapes, &spec, &options) && spec.kv_layout)
+        if (numerics_spec(&each, grid, shapes, &spec, &options) && spec.kv_layout)
             for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++)
                 convert_role(&each, &spec, translator_layout(own_type(run->subject), l), role);
-        grid_release(&view.subject, grid);
         view_close(&view);
         run->code = each.code;
         memcpy(run->text, each.text, sizeof run->text);
@@ -507,9 +509,8 @@ static void run_numerics(struct check_run *run)
     view_open(&view, run->subject, l);
     each.subject = &view.subject;
     struct grid *grid = grid_of(&view.subject);
-    if (grid && numerics_spec(&each, grid, computed, &spec, &options))
+    if (numerics_spec(&each, grid, computed, &spec, &options))
         numerics_run(&each, &spec, options);
-    grid_release(&view.subject, grid);
     view_close(&view);
     run->code = each.code;
     memcpy(run->text, each.text, sizeof run->text);

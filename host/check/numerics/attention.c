@@ -53,7 +53,6 @@ static void run_positionless(struct check_run *run)
     struct grid *grid = grid_of(run->subject);
     struct case_spec spec;
     const attn_options *options;
-    CHECK_THAT(run, grid, "no memory for the grid");
     for (int which = 0; which < 4 && numerics_spec(run, grid, cross, &spec, &options); which++) {
         struct spec_problem posed;
         attn_verdict verdict = {.struct_size = sizeof verdict};
@@ -68,7 +67,6 @@ static void run_positionless(struct check_run *run)
                        "INVALID_ARGUMENT",
                        names[which], host_status_name(status), verdict.supported);
     }
-    grid_release(run->subject, grid);
 }
 
 /* ---- Partial results ------------------------------------------------------------------------- */
@@ -103,9 +101,7 @@ CHECK_RUN(merge, kind_use(run, judge_merge))
 
 static int32_t count_grid(const struct check_subject *subject)
 {
-    struct grid *grid = grid_of(subject);
-    int32_t count = grid ? grid->num_points : 0;
-    grid_release(subject, grid);
+    int32_t count = grid_of(subject)->num_points;
     return count > 0 ? count : 1;
 }
 
@@ -128,20 +124,16 @@ static void run_point(struct check_run *run, const struct grid *grid,
 static void run_grid(struct check_run *run)
 {
     struct grid *grid = grid_of(run->subject);
-    CHECK_THAT(run, grid, "no memory for the grid");
     if (run->index < grid->num_points)
         run_point(run, grid, &grid->points[run->index]);
     else
         check_skip(run, "%s", grid->refusal);
-    grid_release(run->subject, grid);
 }
 
 /* Fewer where each is likely to be compiled first. */
 static int32_t count_random(const struct check_subject *subject)
 {
-    struct grid *grid = grid_of(subject);
-    bool compiles = grid && grid->notes & ATTN_NOTE_RUNTIME_COMPILATION;
-    grid_release(subject, grid);
+    bool compiles = grid_of(subject)->notes & ATTN_NOTE_RUNTIME_COMPILATION;
     return subject->exhaustive ? 40 * RANDOM_CASES : compiles ? RANDOM_CASES / 5 : RANDOM_CASES;
 }
 
@@ -150,10 +142,8 @@ static void run_random(struct check_run *run)
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
-    CHECK_THAT(run, grid, "no memory for the grid");
     if (numerics_random(run, grid, NULL, &point, &spec))
         run_point(run, grid, &point);
-    grid_release(run->subject, grid);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

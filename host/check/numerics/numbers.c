@@ -122,11 +122,9 @@ static void run_any(struct check_run *run, const struct grid_choice *latents, bo
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
-    CHECK_THAT(run, grid, "no memory for the grid");
     if (is_typed ? find_typed(run, grid, &point, &spec)
                  : numerics_random(run, grid, latents, &point, &spec))
         judge(run, grid, &point, large, &spec);
-    grid_release(run->subject, grid);
 }
 
 /* Those of few elements for what is large. */

@@ -79,7 +79,6 @@ static void run_one(struct check_run *run, bool latent, enum matter matter)
     struct grid_point point;
     struct case_spec spec;
     bool found = false;
-    CHECK_THAT(run, grid, "no memory for the grid");
     for (int32_t n = 0; n < MODES && !found; n++) {
         const struct sequel_wish wish = {
             .latent = latent, .padded = padded, .modes = 1u << (run->index + n) % MODES};
@@ -97,7 +96,6 @@ static void run_one(struct check_run *run, bool latent, enum matter matter)
         check_skip(run, "query refuses every case that was drawn%s%s", grid->refusal[0] ? ": " : "",
                    grid->refusal);
     }
-    grid_release(run->subject, grid);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

@@ -164,14 +164,12 @@ static void run_settings(struct check_run *run, const struct grid_choice *choice
     struct case_spec spec;
     const attn_options *options;
     int32_t points = numerics_count(run->subject, choices);
-    CHECK_THAT(run, grid, "no memory for the grid");
     at.index = run->index % points;
     bool found = numerics_spec(&at, grid, choices, &spec, &options);
     at.index = run->index;
     *run = at;
     if (found)
         run_setting(run, grid, &spec, run->index / points);
-    grid_release(run->subject, grid);
 }
 
 CHECK_RUN(split_settings, run_settings(run, softmax_choices))

@@ -350,12 +350,10 @@ static void run_with_grid(struct check_run *run, bool latent,
                           void (*use)(struct check_run *run, const struct grid *grid, bool latent))
 {
     struct grid *grid = grid_of(run->subject);
-    CHECK_THAT(run, grid, "no memory for the grid");
     if (sequel_serves(run->subject, latent))
         use(run, grid, latent);
     else
         check_skip(run, "%s", latent ? "query accepts no plain latent layer" : grid->refusal);
-    grid_release(run->subject, grid);
 }
 
 #define CASES(name, latent, number, use)                                                           \

@@ -194,7 +194,6 @@ static void run_turns(struct check_run *run, bool latent)
 {
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
-    CHECK_THAT(run, grid, "no memory for the grid");
     struct turns turns = {.chain = {.run = run, .grid = grid}, .few = run->index % 2};
     if (sequel_serves(run->subject, latent) && draw_first(&turns, latent, &point)) {
         draw_others(&turns, latent, &point);
@@ -209,7 +208,6 @@ static void run_turns(struct check_run *run, bool latent)
     setting_tell(run, turns.what);
     chain_finish(&turns.chain);
     options_destroy(turns.drawn);
-    grid_release(run->subject, grid);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
