@@ -366,7 +366,11 @@ size_t text_utf8_length(const char *text)
     for (int f = 1; f <= following; f++)
         if (((unsigned char)text[f] & 0xC0) != 0x80)
             return 0;
-    return (size_t)(following + 1);
+    /* RFC 3629: no longer than needed, no surrogate, nothing beyond U+10FFFF. */
+    const unsigned char lead = (unsigned char)*text, second = lead ? (unsigned char)text[1] : 0;
+    const bool is_none = (lead == 0xE0 && second < 0xA0) || (lead == 0xED && second > 0x9F) ||
+                         (lead == 0xF0 && second < 0x90) || (lead == 0xF4 && second > 0x8F);
+    return is_none ? 0 : (size_t)(following + 1);
 }
 
 /* Characters but those that control a terminal, up to the end of `text`, or of its line. */

@@ -14,36 +14,17 @@
 
 /* ---- Texts ----------------------------------------------------------------------------------- */
 
-/* Bytes of the well-formed character that begins here; 0 if none does. Source: RFC 3629. */
-static size_t character_length(const unsigned char *c)
-{
-    size_t length = *c < 0x80   ? 1
-                    : *c < 0xc2 ? 0
-                    : *c < 0xe0 ? 2
-                    : *c < 0xf0 ? 3
-                    : *c < 0xf5 ? 4
-                                : 0;
-    for (size_t i = 1; i < length; i++)
-        if ((c[i] & 0xc0) != 0x80)
-            return 0;
-    if (length == 3 && ((c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xed && c[1] > 0x9f)))
-        return 0;
-    if (c[0] == 0xef && c[1] == 0xbf && c[2] >= 0xbe)
-        return 0; /* U+FFFE and U+FFFF, which XML cannot hold */
-    if (length == 4 && ((c[0] == 0xf0 && c[1] < 0x90) || (c[0] == 0xf4 && c[1] > 0x8f)))
-        return 0;
-    return length;
-}
-
 char *check_report_clean(const char *text)
 {
     size_t size = (text ? strlen(text) : 0) + 1, done = 0;
     unsigned char *copy = malloc(size);
     const unsigned char *c = (const unsigned char *)(text ? text : "");
     while (copy && *c) {
-        size_t length = character_length(c);
+        size_t length = text_utf8_length((const char *)c);
         bool control = (*c < 0x20 && *c != '\t' && *c != '\n') || *c == 0x7f;
-        if (length == 0 || control) {
+        /* U+FFFE and U+FFFF, which XML cannot hold. */
+        bool is_nonchar = length == 3 && c[0] == 0xef && c[1] == 0xbf && c[2] >= 0xbe;
+        if (length == 0 || control || is_nonchar) {
             copy[done++] = '?';
             c++;
             continue;
