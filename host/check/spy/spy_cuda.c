@@ -33,7 +33,7 @@ static struct {
     any_function getProcAddress, getProcAddress_v2;
     cuda_result (*cuPointerGetAttributes)(unsigned int count, unsigned int *attributes,
                                           void **values, cuda_pointer memory);
-#define REAL_MEMBER(symbol, name, since, per_thread, parameters, arguments, ...)                   \
+#define REAL_MEMBER(symbol, since, per_thread, parameters, arguments, ...)                         \
     cuda_result(*symbol) parameters;
     SPY_CUDA_CALLS(REAL_MEMBER)
 #undef REAL_MEMBER
@@ -110,7 +110,7 @@ static uint32_t kind_of_copy(cuda_pointer to)
 
 /* ---- Calls that are noted -------------------------------------------------------------------- */
 
-#define SPIED(symbol, name, since, per_thread, parameters, arguments, ...)                         \
+#define SPIED(symbol, since, per_thread, parameters, arguments, ...)                               \
     static cuda_result spied_##symbol parameters                                                   \
     {                                                                                              \
         struct spy_record record = {.call = #symbol, __VA_ARGS__};                                 \
@@ -130,7 +130,7 @@ static cuda_result spied_cuGetProcAddress_v2(const char *name, void **address, i
                                              uint64_t flags, void *status);
 
 struct spied_call {
-    const char *name;
+    const char *symbol;
     int since, per_thread;
     any_function function;
 };
@@ -138,11 +138,18 @@ struct spied_call {
 static const struct spied_call spied_calls[] = {
     {"cuGetProcAddress", 11030, 0, (any_function)spied_cuGetProcAddress},
     {"cuGetProcAddress", 12000, 0, (any_function)spied_cuGetProcAddress_v2},
-#define SPIED_CALL(symbol, name, since, per_thread, parameters, arguments, ...)                    \
-    {#name, since, per_thread, (any_function)spied_##symbol},
+#define SPIED_CALL(symbol, since, per_thread, parameters, arguments, ...)                          \
+    {#symbol, since, per_thread, (any_function)spied_##symbol},
     SPY_CUDA_CALLS(SPIED_CALL)
 #undef SPIED_CALL
 };
+
+/* "cuX_v2" and "cuX_v2_ptsz" are symbols of "cuX". */
+static bool is_named(const char *symbol, const char *name)
+{
+    size_t length = strlen(name);
+    return strncmp(symbol, name, length) == 0 && (symbol[length] == '\0' || symbol[length] == '_');
+}
 
 /* The newest version that this CUDA version knows; those of a call without streams serve all. */
 static const struct spied_call *find_spied(const char *name, int version, int per_thread)
@@ -150,7 +157,7 @@ static const struct spied_call *find_spied(const char *name, int version, int pe
     const struct spied_call *found = NULL;
     for (size_t i = 0; i < sizeof spied_calls / sizeof spied_calls[0]; i++) {
         const struct spied_call *call = &spied_calls[i];
-        if (strcmp(call->name, name) != 0 || call->since > version || call->per_thread > per_thread)
+        if (!is_named(call->symbol, name) || call->since > version || call->per_thread > per_thread)
             continue;
         if (!found || call->per_thread > found->per_thread ||
             (call->per_thread == found->per_thread && call->since > found->since))
@@ -202,7 +209,7 @@ static cuda_result spied_cuGetProcAddress_v2(const char *name, void **address, i
     EXPORTED void symbol(void);                                                                    \
     void symbol(void) __attribute__((ifunc("resolve_" #symbol)));
 
-#define NOTED_ENTRY_POINT(symbol, name, since, per_thread, parameters, arguments, ...)             \
+#define NOTED_ENTRY_POINT(symbol, since, per_thread, parameters, arguments, ...)                   \
     ENTRY_POINT(symbol, real.symbol ? (any_function)spied_##symbol : NULL)
 #define PASSED_ENTRY_POINT(symbol) ENTRY_POINT(symbol, real_function(#symbol))
 
@@ -234,7 +241,7 @@ const char *spy_cuda_open(const char *file)
     }
     real.library = library;
     any_function function;
-#define FIND(symbol, name, since, per_thread, parameters, arguments, ...)                          \
+#define FIND(symbol, since, per_thread, parameters, arguments, ...)                                \
     function = real_function(#symbol);                                                             \
     memcpy(&real.symbol, &function, sizeof function);
     SPY_CUDA_CALLS(FIND)
