@@ -145,6 +145,7 @@ static void make_problem(const struct bench_params *params, const struct bench_s
 {
     bench_problem_init(problem, shape, &params->device->info, layout, graph_level);
     problem->bounds.max_sms = params->max_sms;
+    problem->problem.need_notes = params->need_notes;
 }
 
 /* Asks with one layout; sets run->layout and run->graph where the answer is yes. */
@@ -739,6 +740,7 @@ attn_status bench_measure(const struct bench_params *params, struct bench_report
     provenance_take_device(&report->from, &params->device->info);
     report->rest = timer.rest;
     report->max_sms = params->max_sms;
+    report->need_notes = params->need_notes;
     status = measure_all(params, &timer, report, error);
     bench_timer_finish(&timer);
     return status;

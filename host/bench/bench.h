@@ -79,6 +79,7 @@ struct bench_report {
     double sustain;  /* seconds of load before an entry is measured; 0 = the device stays cool */
     double rest;     /* pause after a block of samples, in times its length */
     int32_t max_sms; /* multiprocessors that launches could count on; 0 = all */
+    uint32_t need_notes; /* ATTN_NOTE_* of each problem */
     struct bench_ceilings ceilings;
     struct bench_entry *entries;
     size_t num_entries;
@@ -114,6 +115,7 @@ struct bench_params {
     struct threads *threads;                    /* of the host, for the ceilings */
     int eager;                                  /* call a backend even if it can be captured */
     int32_t max_sms;                            /* of bounds, at most; 0 = all */
+    uint32_t need_notes;                        /* ATTN_NOTE_* of each problem */
     bench_progress progress;                    /* NULL = none */
     void (*predict)(void *ctx, double seconds); /* once, as soon as it is known; NULL = none */
     void *progress_ctx;

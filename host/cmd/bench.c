@@ -63,7 +63,8 @@ static const struct option_row options[] = {
     {.name = "set",
      .value = "section.key=value",
      .kind = OPTION_SET,
-     .help = "any key of the ini, such as backend.NAME.type, plugins.path, platform.max_sms, or "
+     .help = "any key of the ini, such as backend.NAME.type, plugins.path, platform.max_sms, "
+             "attention.batch_invariant = yes for backends with that promise alone, or "
              "cuda_graph.enable = no for calls instead of graphs"},
     OPTION_END,
 };
@@ -153,6 +154,7 @@ static int measure(struct bench *bench, attn_error *error)
         .threads = bench->host->threads,
         .eager = !bench->config->cuda_graph.enable,
         .max_sms = (int32_t)bench->config->platform.max_sms,
+        .need_notes = bench->config->attention.batch_invariant ? ATTN_NOTE_BATCH_INVARIANT : 0,
         .progress = show_progress,
         .predict = tell_prediction,
         .progress_ctx = bench,

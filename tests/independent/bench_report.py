@@ -219,7 +219,7 @@ def check_report(report, seed, shapes, backends):
     problems += documented_keys.problems(report, False)
     if report["seed"] != seed or report["device"]["type"] != "cpu" or report["device"]["threads"] < 1:
         problems.append(f"seed {report['seed']}, device {report['device']}")
-    if report["regime"] != {"name": "cool", "sustain_s": 0, "rest": 0, "max_sms": 0}:
+    if report["regime"] != {"name": "cool", "sustain_s": 0, "rest": 0, "max_sms": 0, "batch_invariant": False}:
         problems.append(f"regime {report['regime']}")
     if len(report["results"]) != shapes:
         problems.append(f"{len(report['results'])} results, expected {shapes}")
@@ -389,11 +389,12 @@ def too_slow():
 
 def kept_up():
     done = bench("--backend", "cpu_native", *LOAD, *QUICK, "--sustain", "0.2", "--json", "-",
-                 "--set", "platform.max_sms=7", "--shape", SMALL + "kv_len=64")
+                 "--set", "platform.max_sms=7", "--set", "attention.batch_invariant=yes", "--shape", SMALL + "kv_len=64")
     if done.returncode != 0:
         return [f"exit code {done.returncode}", done.stderr]
     regime = json.loads(done.stdout)["regime"]
-    return [] if regime == {"name": "kept up", "sustain_s": 0.2, "rest": 0, "max_sms": 7} else [str(regime)]
+    expected = {"name": "kept up", "sustain_s": 0.2, "rest": 0, "max_sms": 7, "batch_invariant": True}
+    return [] if regime == expected else [str(regime)]
 
 
 INI = f"""
