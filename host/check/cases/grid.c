@@ -371,6 +371,18 @@ struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n
     return point;
 }
 
+void grid_draw_type(struct grid_point *point, uint64_t seed)
+{
+    static const enum grid_axis excluded[] = {AXIS_CHUNK, AXIS_ALIBI, AXIS_MASK, AXIS_CHOICE};
+    const uint64_t bits = mix_stream(mix_absorb(seed, 8), 0);
+    if (bits % 10 != 0)
+        return;
+    point->value[AXIS_TYPE] = bits / 10 % 3 > 0 ? TYPE_CROSS : TYPE_ENCODER_ONLY;
+    point->value[AXIS_WINDOW] = WINDOW_NONE;
+    for (size_t i = 0; i < sizeof excluded / sizeof excluded[0]; i++)
+        point->value[excluded[i]] = 0;
+}
+
 /* Every other one is of small dimensions. */
 struct grid_point grid_random_latent(const struct grid *grid, uint64_t seed, uint64_t n,
                                      uint32_t without)

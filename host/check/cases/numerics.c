@@ -193,6 +193,8 @@ bool numerics_random(struct check_run *run, const struct grid *grid,
     bool serves = !latents || grid_product(grid, latents, 0, point, reason, sizeof reason) > 0;
     for (uint64_t n = 0; serves && n < RANDOM_TRIES; n++) {
         *point = (latents ? grid_random_latent : random_softmax)(grid, run->seed, n, run->without);
+        if (!latents && !(run->without >> AXIS_TYPE & 1) && n < RANDOM_TRIES / 2)
+            grid_draw_type(point, run->seed);
         if (grid_accepts(grid, point, spec, NULL, 0))
             return true;
     }

@@ -40,6 +40,8 @@ bool sequel_draw(const struct grid *grid, const struct sequel_wish *wish, uint64
 {
     for (uint64_t n = 0; n < TRIES; n++) {
         *point = any_point(grid, wish->latent, seed, n);
+        if (!wish->latent && n < TRIES / 2)
+            grid_draw_type(point, seed);
         if (wish->padded)
             point->value[AXIS_PADDING] = 1;
         if (wish->sparse && n < TRIES / 2) /* of the latents drawn, few would have an indexer */
