@@ -198,8 +198,10 @@ bool kind_same(struct kind_case *k, const void *first, const char *what)
 uint32_t kind_operand(const struct kind_case *k, uint32_t role)
 {
     const struct case_spec *spec = &k->c->spec;
-    const uint64_t optional =
-        ROLE(LSE) | ROLE(SPARSE_COUNT) | ROLE(GATE_Z) | ROLE(D_SKIP) | ROLE(CONV_BIAS);
+    const uint64_t of_steps = ROLE(INDEX_Q) | ROLE(INDEX_K) | ROLE(INDEX_LOGITS) |
+                              ROLE(SPARSE_INDICES) | ROLE(OUT); /* which others may do without */
+    const uint64_t optional = ROLE(LSE) | ROLE(SPARSE_COUNT) | ROLE(GATE_Z) | ROLE(D_SKIP) |
+                              ROLE(CONV_BIAS) | (case_has_indexer(spec) ? of_steps : 0);
     const uint64_t written = case_written_roles(spec, spec->flags & ATTN_FORWARD_SAVE_KV);
     struct case_view view;
     struct case_place place;
@@ -208,7 +210,8 @@ uint32_t kind_operand(const struct kind_case *k, uint32_t role)
     if (!view.operands[role])
         return 0;
     return (optional >> role & 1 ? 0 : KIND_NEEDED) | (written >> role & 1 ? KIND_WRITTEN : 0) |
-           (view.scales[role] ? KIND_SCALED : 0);
+           (view.scales[role] ? KIND_SCALED : 0) | (role == ATTN_ROLE_INDEX_K ? KIND_SAVED : 0) |
+           (role == ATTN_ROLE_INDEX_LOGITS ? KIND_KEYED : 0);
 }
 
 /* Equal but for what a query sees of the keys, if windows are accepted, and how scores are scaled. */

@@ -128,7 +128,9 @@ struct kind_case {
 enum {
     KIND_NEEDED = 1,  /* a forward without it fails */
     KIND_WRITTEN = 2, /* the forward writes to it */
-    KIND_SCALED = 4   /* it has a scale */
+    KIND_SCALED = 4,  /* it has a scale */
+    KIND_SAVED = 8,   /* the forward saves it, and reads it nowhere else: new labels */
+    KIND_KEYED = 16   /* it has a column for each key of the longest sequence: logits */
 };
 
 /* Another layer group for an instance that has the case's own: one that chooses fewer keys, if any. */

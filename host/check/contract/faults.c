@@ -16,6 +16,8 @@ enum {
     CAPTURING,
     READ_ONLY,
     NO_OPERAND,
+    UNSAVED,
+    NARROW,
     NO_SCALE,
     NO_VALUE,
     ONE_LESS,
@@ -36,6 +38,8 @@ static const struct fault {
     [CAPTURING] = {0, ATTN_CAPTURE_UNSUPPORTED, false, "with CAPTURING"},
     [READ_ONLY] = {KIND_WRITTEN, ATTN_INVALID_ARGUMENT, false, "is read-only"},
     [NO_OPERAND] = {KIND_NEEDED, ATTN_INVALID_ARGUMENT, true, "is missing"},
+    [UNSAVED] = {KIND_SAVED, ATTN_INVALID_ARGUMENT, true, "is not to be saved"},
+    [NARROW] = {KIND_KEYED, ATTN_INVALID_ARGUMENT, true, "has no column for the last key"},
     [NO_SCALE] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "is missing"},
     [NO_VALUE] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "has count 0"},
     [ONE_LESS] = {KIND_SCALED, ATTN_INVALID_ARGUMENT, true, "has one value too few"},
@@ -51,6 +55,7 @@ static const struct fault {
 struct spoilt {
     int fault;
     uint32_t role;
+    int32_t keys;       /* of the longest sequence */
     attn_tensor tensor; /* what the forward is given instead */
     attn_scale scale;
 };
@@ -85,10 +90,16 @@ static void spoil(void *ctx, attn_forward_args *args, const attn_tensor **operan
         args->flags |= ATTN_FORWARD_CAPTURING;
     } else if (spoilt->fault == NO_OPERAND) {
         operands[spoilt->role] = NULL;
-    } else if (spoilt->fault == READ_ONLY) {
+    } else if (spoilt->fault == UNSAVED) {
+        args->flags &= ~(uint32_t)ATTN_FORWARD_SAVE_KV;
+        operands[ATTN_ROLE_C_KV] = operands[ATTN_ROLE_K_PE] = NULL;
+    } else if (spoilt->fault == READ_ONLY || spoilt->fault == NARROW) {
         spoilt->tensor = *operands[spoilt->role];
-        spoilt->tensor.flags |= ATTN_TENSOR_READ_ONLY;
         operands[spoilt->role] = &spoilt->tensor;
+        if (spoilt->fault == NARROW)
+            spoilt->tensor.shape[1] = spoilt->keys - 1;
+        else
+            spoilt->tensor.flags |= ATTN_TENSOR_READ_ONLY;
     } else {
         spoil_scale(spoilt, args, &scales[spoilt->role]);
     }
@@ -100,6 +111,9 @@ static void try_fault(struct kind_case *k, int which, uint32_t role)
 {
     const struct fault *fault = &faults[which];
     struct spoilt spoilt = {.fault = which, .role = role};
+    for (int32_t s = 0; s < k->c->lengths.num_real_seqs; s++)
+        if (k->c->lengths.kv_len[s] > spoilt.keys)
+            spoilt.keys = k->c->lengths.kv_len[s];
     host_error error;
     host_error_init(&error);
     const char *name = fault->of ? role_name(role) : "";
@@ -151,7 +165,7 @@ static void try_on_cpu(struct check_run *run, int fault)
 
 CHECK_RUN(no_capture, try_on_cpu(run, CAPTURING))
 CHECK_RUN(read_only, try_on_cpu(run, READ_ONLY))
-CHECK_RUN(roles, try_faults(run, NO_OPERAND, NO_OPERAND))
+CHECK_RUN(roles, try_faults(run, NO_OPERAND, NARROW))
 CHECK_RUN(missing_scale, try_faults(run, NO_SCALE, NO_SCALE))
 CHECK_RUN(few_scales, try_faults(run, NO_VALUE, NO_ARRAY))
 
@@ -163,6 +177,9 @@ static void change_slots(struct linear_spec *spec, int32_t index)
     (void)index;
     linear_set_extend(spec, "5ip 0i 3");
 }
+
+/* Logits of an indexer are an operand. */
+SPEC_CHANGE(keep_logits, spec->indexer.by_steps = spec->indexer.heads > 0)
 
 #define SOME_LATENTS(forms, dims, ...) LATENT_CASES(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
 #define FP8_OPERANDS                   {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, PLAIN_AND_QUANTISED
@@ -196,9 +213,11 @@ const struct check check_faults[] = {
     KIND_ROW("ERR-05", "chosen_roles", roles, CHECK_NEEDS_COMPUTE,
              "a missing operand of a sparse layer is named",
              SPARSE_CASES(CHOICE_GIVEN, BOTH_PHASES)),
-    KIND_ROW("ERR-05", "sparse_roles", roles, CHECK_NEEDS_COMPUTE,
-             "a missing operand of a sparse layer over latents is named",
-             SOME_LATENTS(MLA_ABSORBED, MLA_SMALL, {AXIS_CHOICE, BIT(CHOICE_GIVEN)}, BOTH_PHASES)),
+    KIND_ROW(
+        "ERR-05", "sparse_roles", roles, CHECK_NEEDS_COMPUTE,
+        "an operand of a sparse layer over latents is named that is missing, unsaved or narrow",
+        LATENT_VARIED(keep_logits, 1, MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL),
+                      {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, BOTH_PHASES)),
     KIND_ROW("PURE-02", "sparse_read_only", read_only, CHECK_NEEDS_COMPUTE,
              "a read-only operand that a sparse layer's call would write is INVALID_ARGUMENT",
              SPARSE_LATENT_CASES(BOTH_PHASES)),
