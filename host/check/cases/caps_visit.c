@@ -3,6 +3,7 @@
  * caps_visit.c: the loop over random problems.
  */
 #include "host/check/cases/caps_visit.h"
+#include "host/check/cases/numerics.h"
 #include "host/check/trail.h"
 
 #include "host/base/mix.h"
@@ -47,11 +48,10 @@ void caps_ask(const struct check_subject *subject, const attn_problem *problem,
 
 bool caps_accepts(const struct check_subject *subject, const struct caps_problem *p)
 {
-    attn_verdict verdict = {.struct_size = sizeof verdict};
-    attn_status status = subject->type->query(subject->type, subject->options, subject->services,
-                                              &p->problem, &verdict, NULL);
+    attn_verdict verdict;
+    bool accepts = numerics_query(subject, subject->options, &p->problem, &verdict);
     check_trail_live(subject->trail);
-    return status == ATTN_OK && verdict.supported;
+    return accepts;
 }
 
 uint32_t caps_num_reasons(const struct caps_answer *answer)

@@ -243,6 +243,10 @@ struct case_backend {
     const attn_services *services;
 };
 
+/* query, with one reason. `reason` (NULL: not wanted) gets the text of a failed call, or of a refusal. */
+attn_status case_query(const struct case_backend *backend, const attn_problem *problem,
+                       attn_verdict *verdict, char *reason, size_t size);
+
 /* How its metadata is made. */
 struct case_setup {
     uint32_t kind;             /* ATTN_METADATA_* */

@@ -26,22 +26,35 @@ void session_leave(const struct case_session *session)
     device_leave(session->device);
 }
 
+attn_status case_query(const struct case_backend *backend, const attn_problem *problem,
+                       attn_verdict *verdict, char *reason, size_t size)
+{
+    host_error error;
+    attn_reason first = {.struct_size = sizeof first};
+    host_error_init(&error);
+    *verdict = (attn_verdict){.struct_size = sizeof *verdict,
+                              .reasons_capacity = reason ? 1 : 0,
+                              .reasons = reason ? &first : NULL};
+    attn_status status = backend->type->query(backend->type, backend->options, backend->services,
+                                              problem, verdict, &error.base);
+    if (status != ATTN_OK && reason)
+        snprintf(reason, size, "%s: %s", host_status_name(status), host_error_text(&error));
+    else if (!verdict->supported && reason)
+        select_reason_text(&first, reason, size);
+    verdict->reasons = NULL;
+    return status;
+}
+
 static attn_status ask(struct case_session *session, const attn_problem *problem,
                        attn_verdict *verdict, attn_error *error)
 {
-    const struct case_backend *backend = &session->backend;
-    attn_reason reason = {.struct_size = sizeof reason};
-    *verdict =
-        (attn_verdict){.struct_size = sizeof *verdict, .reasons_capacity = 1, .reasons = &reason};
-    attn_status status = backend->type->query(backend->type, backend->options, backend->services,
-                                              problem, verdict, error);
-    verdict->reasons = NULL;
-    session->host_arrays |= verdict->supported ? verdict->host_arrays : 0;
-    if (status != ATTN_OK || verdict->supported)
-        return status;
     char text[512];
-    select_reason_text(&reason, text, sizeof text);
-    return host_fail(error, ATTN_UNSUPPORTED, "query refuses: %s", text);
+    attn_status status = case_query(&session->backend, problem, verdict, text, sizeof text);
+    session->host_arrays |= verdict->supported ? verdict->host_arrays : 0;
+    if (status != ATTN_OK)
+        return host_fail(error, status, "query: %s", text);
+    return verdict->supported ? ATTN_OK
+                              : host_fail(error, ATTN_UNSUPPORTED, "query refuses: %s", text);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */

@@ -8,7 +8,6 @@
 
 #include "host/base/error.h"
 #include "host/base/mix.h"
-#include "host/select/select.h"
 #include "host/base/text.h"
 
 #include <stdio.h>
@@ -28,24 +27,13 @@ enum {
 /* ---- Questions ------------------------------------------------------------------------------- */
 
 /* Query, with its first reason where one is wanted. */
-static attn_status pose(const struct grid_backend *backend, const attn_options *options,
+static attn_status pose(const struct grid_backend *asked, const attn_options *options,
                         const struct spec_problem *posed, attn_verdict *verdict, char *reason,
                         size_t size)
 {
-    host_error error;
-    attn_reason first = {.struct_size = sizeof first};
-    host_error_init(&error);
-    *verdict = (attn_verdict){.struct_size = sizeof *verdict,
-                              .reasons_capacity = reason ? 1 : 0,
-                              .reasons = reason ? &first : NULL};
-    attn_status status = backend->type->query(backend->type, options, backend->services,
-                                              &posed->problem, verdict, &error.base);
-    check_trail_live(backend->trail);
-    if (status != ATTN_OK && reason)
-        snprintf(reason, size, "%s: %s", host_status_name(status), host_error_text(&error));
-    else if (!verdict->supported && reason)
-        select_reason_text(&first, reason, size);
-    verdict->reasons = NULL;
+    const struct case_backend backend = {asked->type, options, asked->services};
+    attn_status status = case_query(&backend, &posed->problem, verdict, reason, size);
+    check_trail_live(asked->trail);
     return status;
 }
 

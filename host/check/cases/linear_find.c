@@ -8,7 +8,6 @@
 #include "host/check/trail.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
-#include "host/select/select.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,20 +18,12 @@ enum { TRIES = 80 };
 bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
                     char *reason)
 {
+    const struct case_backend backend = numerics_backend(subject, NULL);
     struct spec_problem posed;
-    attn_reason first = {.struct_size = sizeof first};
-    attn_verdict verdict = {
-        .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &first};
-    host_error error;
-    host_error_init(&error);
+    attn_verdict verdict;
     linear_pose(&posed, spec, &subject->device->info);
-    attn_status status = subject->type->query(subject->type, subject->options, subject->services,
-                                              &posed.problem, &verdict, &error.base);
+    attn_status status = case_query(&backend, &posed.problem, &verdict, reason, LINEAR_TEXT);
     check_trail_live(subject->trail);
-    if (status != ATTN_OK)
-        snprintf(reason, LINEAR_TEXT, "query: %s", host_error_text(&error));
-    else if (!verdict.supported)
-        select_reason_text(&first, reason, LINEAR_TEXT);
     return status == ATTN_OK && verdict.supported;
 }
 

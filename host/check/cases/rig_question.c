@@ -5,7 +5,6 @@
 #include "host/check/cases/rig.h"
 
 #include "host/base/round.h"
-#include "host/select/select.h"
 
 #include <stdio.h>
 
@@ -142,26 +141,14 @@ void rig_spoil_layout(attn_problem *problem)
 static bool ask(const struct check_subject *subject, const attn_problem *problem,
                 attn_verdict *verdict, char *why, size_t size)
 {
-    attn_reason reason = {.struct_size = sizeof reason};
-    host_error error;
-    *verdict =
-        (attn_verdict){.struct_size = sizeof *verdict, .reasons_capacity = 1, .reasons = &reason};
-    host_error_init(&error);
-    attn_status status = subject->type->query(subject->type, subject->options, subject->services,
-                                              problem, verdict, &error.base);
-    verdict->reasons = NULL;
-    if (status != ATTN_OK)
-        snprintf(why, size, "%s: %s", host_status_name(status), host_error_text(&error));
-    else if (!verdict->supported)
-        select_reason_text(&reason, why, size);
-    return status == ATTN_OK && verdict->supported == 1;
+    const struct case_backend backend = {subject->type, subject->options, subject->services};
+    return case_query(&backend, problem, verdict, why, size) == ATTN_OK && verdict->supported == 1;
 }
 
 bool rig_accepts(const struct check_subject *subject, const attn_problem *problem)
 {
     attn_verdict verdict;
-    char why[8];
-    return ask(subject, problem, &verdict, why, sizeof why);
+    return ask(subject, problem, &verdict, NULL, 0);
 }
 
 /* NULL accepts everything. */
@@ -179,11 +166,9 @@ static bool find_of_kind(struct rig_question *question, const struct check_subje
                          int kind, struct compose_node *child, attn_verdict *verdict, char *why,
                          size_t size)
 {
-    char unused[8];
     for (int number = 0; set_question(question, &subject->device->info, kind, number); number++) {
         bool first = kind == 0 && number == 0;
-        if (ask(subject, &question->problems[0], verdict, first ? why : unused,
-                first ? size : sizeof unused) &&
+        if (ask(subject, &question->problems[0], verdict, first ? why : NULL, size) &&
             child_accepts(child, &question->problems[0]))
             return true;
     }
@@ -203,10 +188,9 @@ int rig_count_kinds(const struct check_subject *subject)
 {
     struct rig_question question;
     attn_verdict verdict;
-    char unused[8];
     int count = 0;
     for (int k = 0; k < NUM_KINDS; k++)
-        count += find_of_kind(&question, subject, k, NULL, &verdict, unused, sizeof unused);
+        count += find_of_kind(&question, subject, k, NULL, &verdict, NULL, 0);
     return count > 0 ? count : 1;
 }
 
