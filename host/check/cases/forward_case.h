@@ -275,12 +275,6 @@ struct case_verdict {
     char text[512];     /* the first thing that is wrong, with place, got and accepted */
 };
 
-/* Plan and forward the case, and judge everything. EAGER: one forward. GRAPH: captured on a batch
- * of nothing but padding, then replayed with the case. May be repeated, and done with other cases
- * whose problem differs in its bounds alone (within those of the session). */
-void case_session_judge(struct case_session *session, struct forward_case *c,
-                        struct case_verdict *verdict);
-
 /* Plan the case and forward it with something changed in the arguments, which the callback does in
  * structs that are its own: what the backend says to that. Nothing is judged. EAGER alone. */
 typedef void (*case_change)(void *ctx, attn_forward_args *args, const attn_tensor **operands,
@@ -290,9 +284,6 @@ attn_status case_session_try(struct case_session *session, struct forward_case *
 
 /* How those of its operands lie for the backend that are not dense (operand_text.h). */
 void forward_case_operands(const struct forward_case *c, char *text, size_t size);
-
-/* What all judgements of the case have compared. */
-const reference_report *forward_case_report(const struct forward_case *c);
 
 /* The output vector and the LSE (NULL = not wanted) that the last run left for a query. */
 const void *forward_case_output(const struct forward_case *c, int32_t s, int32_t t, int32_t head);
@@ -308,10 +299,13 @@ struct case_run {
     void *ctx;
 };
 
-/* case_session_judge(), then how->repeat - 1 runs of the same: operands, caches and poison are as
- * before the first. Where query declares DETERMINISTIC for the session's problem a run leaves, to
- * the bit, what the first left (INVAR-02), but in padding's rows and in page 0; elsewhere each is
- * judged as the first was. */
+/* Plan and forward the case, and judge everything. EAGER: one forward. GRAPH: captured on a batch
+ * of nothing but padding, then replayed with the case. May be done again, and with other cases
+ * whose problem differs in its bounds alone (within those of the session).
+ *
+ * Then how->repeat - 1 runs of the same: operands, caches and poison are as before the first. Where
+ * query declares DETERMINISTIC for the session's problem a run leaves, to the bit, what the first
+ * left (INVAR-02), but in padding's rows and in page 0; elsewhere each is judged as the first was. */
 void case_session_repeat(struct case_session *session, struct forward_case *c,
                          const struct case_run *how, struct case_verdict *verdict);
 

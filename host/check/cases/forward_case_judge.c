@@ -662,13 +662,6 @@ static void run_once(struct run *run, void (*judge)(struct run *run))
         session_begin_anew(session);
 }
 
-void case_session_judge(struct case_session *session, struct forward_case *c,
-                        struct case_verdict *verdict)
-{
-    const struct case_run how = {.repeat = 1};
-    case_session_repeat(session, c, &how, verdict);
-}
-
 void session_forward(struct case_session *session, struct forward_case *c,
                      struct case_verdict *verdict)
 {
@@ -718,11 +711,6 @@ attn_status case_session_try(struct case_session *session, struct forward_case *
     if (!verdict.good)
         session_begin_anew(session);
     return verdict.good ? ATTN_OK : host_fail(error, verdict.status, "%s", verdict.text);
-}
-
-const reference_report *forward_case_report(const struct forward_case *c)
-{
-    return &c->judged;
 }
 
 /* ---- Repetitions ----------------------------------------------------------------------------- */

@@ -44,7 +44,8 @@ void case_guard(const struct forward_case *c, bool shut)
     }
 }
 
-int64_t case_slack(const struct forward_case *c)
+/* Rows beyond those of the batch: one of every sequence, which a batch of nothing but padding has; none if guarded. */
+static int64_t slack(const struct forward_case *c)
 {
     return c->spec.guarded ? 0 : c->lengths.num_seqs;
 }
@@ -116,12 +117,12 @@ static void lay_out_arrays(struct forward_case *c)
     add_ints(c, PART_REQUESTS, some);
     add_ints(c, PART_NUM_REAL, 2);
     if (spec->explicit_positions)
-        add_ints(c, PART_POSITIONS, rows + spec->spare + case_slack(c));
+        add_ints(c, PART_POSITIONS, rows + spec->spare + slack(c));
     if (spec->kv_layout) {
         add_ints(c, PART_KV_LENS, some);
         add_ints(c, PART_NEW_INDPTR, seqs + 1);
         case_add_part(c, PART_OUT_CACHE_LOC,
-                      (uint64_t)(new_rows + spec->spare + case_slack(c)) * sizeof(int64_t));
+                      (uint64_t)(new_rows + spec->spare + slack(c)) * sizeof(int64_t));
         add_ints(c, PART_REQ_TO_TOKEN, (seqs + 3) * c->stride_slots);
         add_ints(c, PART_BLOCK_TABLE, some * (c->stride_pages > 0 ? c->stride_pages : 1));
         add_ints(c, PART_KV_INDPTR, seqs + 1);
@@ -290,7 +291,7 @@ void case_lay_out(struct forward_case *c)
     c->num_pages = seqs * c->pages_of_seq + 4;
     lay_out_arrays(c);
 
-    const int64_t spare = spec->spare + case_slack(c), q_heads = spec->num_q_heads;
+    const int64_t spare = spec->spare + slack(c), q_heads = spec->num_q_heads;
     const int64_t rows = c->lengths.first_row[seqs] + spare;
     const int64_t new_rows = c->lengths.first_new[seqs] + spare;
     lay_out_inputs(c, rows, new_rows);

@@ -280,9 +280,6 @@ void case_add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype 
 /* Give every part its place, from the lengths and the number of pages. */
 void case_lay_out(struct forward_case *c);
 
-/* Rows beyond those of the batch: one of every sequence, which a batch of nothing but padding has; none if guarded. */
-int64_t case_slack(const struct forward_case *c);
-
 /* Shut the pages after the parts of a guarded case, for a call of the backend, and open them for all else. */
 void case_guard(const struct forward_case *c, bool shut);
 

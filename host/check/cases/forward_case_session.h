@@ -72,7 +72,7 @@ attn_status session_call(const struct case_session *session, const struct forwar
 /* Modes in which query says that new tokens are read from the arguments, of this problem. */
 uint32_t session_reads_new(struct case_session *session, const attn_problem *problem);
 
-/* The steps of case_session_judge() one by one, for a batch that the caller has planned and in
+/* The steps of case_session_repeat() one by one, for a batch that the caller has planned and in
  * which the case is one layer: its forwards, between session_enter() and session_leave(), and the
  * verdict on their results. */
 void session_forward(struct case_session *session, struct forward_case *c,

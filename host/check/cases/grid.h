@@ -194,7 +194,6 @@ struct grid *grid_of(const struct check_subject *subject);
 
 /* Values of an axis; of AXIS_FORM the grid's forms are fewer. */
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis);
-const char *grid_axis_name(enum grid_axis axis);
 
 /* The spec of a point. False: the point contradicts itself. */
 bool grid_spec(const struct grid *grid, const struct grid_point *point, struct case_spec *spec);

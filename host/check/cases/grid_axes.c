@@ -102,53 +102,45 @@ static const struct {
 static const attn_dtype label_dtypes[] = {
     [CHOICE_E4M3] = ATTN_FP8_E4M3, [CHOICE_BF16] = ATTN_BF16, [CHOICE_F32] = ATTN_F32};
 
-static const struct {
-    const char *name;
-    int32_t count;
-} axes[POINT_AXES] = {
-    [AXIS_TYPE] = {"attn_type", ATTN_TYPE_COUNT},
-    [AXIS_MODE] = {"mode", COUNT(modes)},
-    [AXIS_DTYPE] = {"q_dtype", COUNT(dtypes)},
-    [AXIS_INPUTS] = {"inputs", COUNT(inputs)},
-    [AXIS_OUT] = {"out_dtype", COUNT(out_dtypes)},
-    [AXIS_KV] = {"kv_dtype", COUNT(kv_dtypes)},
-    [AXIS_DIM] = {"head_dim", COUNT(dims)},
-    [AXIS_V_DIM] = {"v_head_dim", COUNT(v_dims)},
-    [AXIS_HEADS] = {"heads", COUNT(heads)},
-    [AXIS_PAGE] = {"page_size", COUNT(pages)},
-    [AXIS_LAYOUT] = {"kv_layout", COUNT(layouts)},
-    [AXIS_FORM] = {"index_form", GRID_MAX_FORMS},
-    [AXIS_SLOTS] = {"slots", SLOT_ORDERS},
-    [AXIS_MASK] = {"mask", COUNT(masks)},
-    [AXIS_WINDOW] = {"window", COUNT(windows)},
-    [AXIS_CHUNK] = {"attention_chunk", COUNT(chunks)},
-    [AXIS_CAP] = {"logit_cap", COUNT(caps)},
-    [AXIS_SCALE] = {"sm_scale", COUNT(sm_scales)},
-    [AXIS_ALIBI] = {"alibi", 2},
-    [AXIS_SINK] = {"sinks", 3},
-    [AXIS_SOURCE] = {"source", 6},
-    [AXIS_LENGTHS] = {"lengths", COUNT(num_sequences)},
-    [AXIS_LSE] = {"lse", 2},
-    [AXIS_SCORES] = {"scores", 2},
-    [AXIS_PADDING] = {"padding", 2},
-    [AXIS_BOUNDS] = {"bounds", 2},
-    [AXIS_ROW] = {"first_row", 2},
-    [AXIS_DECODES] = {"decodes", 4},
-    [AXIS_PLACE] = {"place", COUNT(places)},
-    [AXIS_LATENT] = {"latent", MLA_DIMS},
-    [AXIS_LATENT_FORM] = {"latent_form", 2},
-    [AXIS_LATENT_CACHE] = {"latent_cache", 2},
-    [AXIS_CHOICE] = {"choice", CHOICE_BLOCKS_OF_HEADS + 1},
+static const int32_t num_values[POINT_AXES] = {
+    [AXIS_TYPE] = ATTN_TYPE_COUNT,
+    [AXIS_MODE] = COUNT(modes),
+    [AXIS_DTYPE] = COUNT(dtypes),
+    [AXIS_INPUTS] = COUNT(inputs),
+    [AXIS_OUT] = COUNT(out_dtypes),
+    [AXIS_KV] = COUNT(kv_dtypes),
+    [AXIS_DIM] = COUNT(dims),
+    [AXIS_V_DIM] = COUNT(v_dims),
+    [AXIS_HEADS] = COUNT(heads),
+    [AXIS_PAGE] = COUNT(pages),
+    [AXIS_LAYOUT] = COUNT(layouts),
+    [AXIS_FORM] = GRID_MAX_FORMS,
+    [AXIS_SLOTS] = SLOT_ORDERS,
+    [AXIS_MASK] = COUNT(masks),
+    [AXIS_WINDOW] = COUNT(windows),
+    [AXIS_CHUNK] = COUNT(chunks),
+    [AXIS_CAP] = COUNT(caps),
+    [AXIS_SCALE] = COUNT(sm_scales),
+    [AXIS_ALIBI] = 2,
+    [AXIS_SINK] = 3,
+    [AXIS_SOURCE] = 6,
+    [AXIS_LENGTHS] = COUNT(num_sequences),
+    [AXIS_LSE] = 2,
+    [AXIS_SCORES] = 2,
+    [AXIS_PADDING] = 2,
+    [AXIS_BOUNDS] = 2,
+    [AXIS_ROW] = 2,
+    [AXIS_DECODES] = 4,
+    [AXIS_PLACE] = COUNT(places),
+    [AXIS_LATENT] = MLA_DIMS,
+    [AXIS_LATENT_FORM] = 2,
+    [AXIS_LATENT_CACHE] = 2,
+    [AXIS_CHOICE] = CHOICE_BLOCKS_OF_HEADS + 1,
 };
 
 int32_t grid_num_values(const struct grid *grid, enum grid_axis axis)
 {
-    return axis == AXIS_FORM ? grid->num_forms : axes[axis].count;
-}
-
-const char *grid_axis_name(enum grid_axis axis)
-{
-    return axes[axis].name;
+    return axis == AXIS_FORM ? grid->num_forms : num_values[axis];
 }
 
 const attn_options *grid_options(const struct grid *grid, const struct grid_point *point)

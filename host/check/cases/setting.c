@@ -58,7 +58,8 @@ void setting_value(const attn_option *option, int32_t which, char text[SETTING_T
         snprintf(text, SETTING_TEXT, "%s", option->default_text);
 }
 
-void setting_draw(const attn_option *option, struct draw *draw, char text[SETTING_TEXT])
+/* Any value that is declared: a number of the range, small ones as often as large ones. */
+static void draw_value(const attn_option *option, struct draw *draw, char text[SETTING_TEXT])
 {
     double share = (draw_below(draw, 1 << 20) + 0.5) * 0x1p-20;
     bool is_whole = option->type != ATTN_OPTION_FLOAT;
@@ -137,7 +138,7 @@ static void draw_setting(const struct check_run *run, int32_t count, struct sett
         option = setting_option(run->subject, setting->option);
     } while (!setting_has_range(option) && !draw_one_in(&draw, 8) && ++tries < 20);
     if (setting_has_range(option) && draw_coin(&draw))
-        setting_draw(option, &draw, setting->text);
+        draw_value(option, &draw, setting->text);
 }
 
 /* One of the choices of another option: mostly which kernels compute. */

@@ -30,9 +30,6 @@ void setting_print_number(const attn_option *option, double number, char text[SE
 int32_t setting_count(const attn_option *option);
 void setting_value(const attn_option *option, int32_t which, char text[SETTING_TEXT]);
 
-/* Any value that is declared: a number of the range, small ones as often as large ones. */
-void setting_draw(const attn_option *option, struct draw *draw, char text[SETTING_TEXT]);
-
 /* The values that are tried, for all options of a backend, one after the other. */
 int32_t setting_count_all(const struct check_subject *subject);
 void setting_find(const struct check_subject *subject, int32_t index, struct setting *setting);

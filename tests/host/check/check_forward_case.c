@@ -597,7 +597,7 @@ TEST_OF(judge, repetitions_without_a_promise)
     ck_assert_msg(verdict.good, "%s", verdict.text);
     ck_assert_int_eq(last, 5);
     ck_assert_uint_eq(wrong_backend.forwards, 5);
-    ck_assert_int_eq(forward_case_report(c)->rows_checked % 5, 0);
+    ck_assert_int_eq(c->judged.rows_checked % 5, 0);
     last = 1;
     backend.type = make_wrong(f.backend.type, KEEPS_SCRATCH);
     wrong_backend.promises_nothing = true;
@@ -699,6 +699,7 @@ TEST_OF(judge, one_value_for_its_neighbour)
     struct case_spec spec = plain_spec();
     struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     struct case_backend backend = f.backend;
+    const struct case_run once = {.repeat = 1};
     struct case_session *session = NULL;
     struct case_verdict verdict;
     spec.flags = 0; /* what is saved would differ, too */
@@ -706,7 +707,7 @@ TEST_OF(judge, one_value_for_its_neighbour)
     int32_t looked = 0;
     backend.type = make_wrong(f.backend.type, NOTHING_WRONG);
     GOOD(case_session_create(&backend, c, &setup, &session, &failure.base));
-    case_session_judge(session, c, &verdict);
+    case_session_repeat(session, c, &once, &verdict);
     ck_assert_msg(verdict.good, "%s", verdict.text);
     wrong_backend.wrong = ANOTHER_VALUE;
     wrong_backend.size = 128;
@@ -717,7 +718,7 @@ TEST_OF(judge, one_value_for_its_neighbour)
             continue;
         wrong_backend.to = value_at(c, needle->s, needle->key, kv_head);
         wrong_backend.from = value_at(c, needle->s, beside, kv_head);
-        case_session_judge(session, c, &verdict);
+        case_session_repeat(session, c, &once, &verdict);
         ck_assert_msg(!verdict.good && strstr(verdict.text, "error too large"),
                       "needle %d: key %d of sequence %d, query %d, head %d (%g bars): %s", n,
                       needle->key, needle->s, needle->t, needle->head, least_move(c, needle),

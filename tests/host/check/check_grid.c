@@ -138,8 +138,8 @@ static int32_t check_pairs(const struct grid *grid, uint64_t seed)
         for (enum grid_axis a = 0; a < GRID_AXES; a++)
             for (enum grid_axis b = a + 1; b < GRID_AXES; b++)
                 ck_assert_msg(has_pair(grid, &point, a, b),
-                              "%s %d with %s %d is accepted, and in no case", grid_axis_name(a),
-                              point.value[a], grid_axis_name(b), point.value[b]);
+                              "axis %d: %d with axis %d: %d is accepted, and in no case", (int)a,
+                              point.value[a], (int)b, point.value[b]);
     }
     return accepted;
 }

@@ -7,7 +7,7 @@
  *   tests/host/check/plugin_rows PLUGIN.so BACKEND ROWS SEED [KEY VALUE]...
  */
 #include "host/check/check.h"
-#include "host/check/cases/forward_case.h"
+#include "host/check/cases/forward_case_private.h"
 #include "host/check/cases/grid.h"
 #include "host/check/cases/linear_find.h"
 #include "host/base/error.h"
@@ -56,7 +56,7 @@ static void judge(struct evidence *e, int kind, const struct case_spec *spec, ui
     if (forward_case_create(spec, mix_absorb(e->seed, n), e->device, &c, &e->error.base) != ATTN_OK)
         return;
     forward_case_judge(c, &backend, &how, &verdict);
-    reference_report_add(&e->judged[kind], forward_case_report(c));
+    reference_report_add(&e->judged[kind], &c->judged);
     e->cases[kind]++;
     e->failed[kind] += !verdict.good;
     case_spec_describe(spec, what, sizeof what);
