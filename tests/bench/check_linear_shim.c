@@ -26,15 +26,8 @@ static host_error error;
 
 static void set_up(void)
 {
-    char path[4096];
     use_fake_cuda_in_plugins();
-    fixture_path("fake_linear_kernels.so", path);
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    void *symbol = library ? dlsym(library, "fake_linear_define") : NULL;
-    void (*define)(void);
-    ck_assert_msg(symbol != NULL, "%s", path);
-    memcpy(&define, &symbol, sizeof define);
-    define();
+    fixture_define("fake_linear_kernels.so", "fake_linear_define");
     host_error_init(&error);
     GOOD(device_open(ATTN_DEVICE_CUDA, 0, &device, &error.base));
     GOOD(device_stream_create(device, &stream, &error.base));

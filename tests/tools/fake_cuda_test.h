@@ -8,6 +8,7 @@
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "tests/fixtures/fake_cuda.h"
 
@@ -38,6 +39,19 @@ static inline void use_fake_cuda_in_plugins(void)
     use_fake_cuda();
     fixture_path("libcuda.so.1", path);
     ck_assert_msg(dlopen(path, RTLD_NOW | RTLD_LOCAL) != NULL, "%s", dlerror());
+}
+
+/* Kernels of a fixture: what its function `call` defines in the fake. */
+static inline void fixture_define(const char *file, const char *call)
+{
+    char path[4096];
+    void (*define_all)(void);
+    fixture_path(file, path);
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *symbol = library ? dlsym(library, call) : NULL;
+    ck_assert_msg(symbol != NULL, "%s", dlerror());
+    memcpy(&define_all, &symbol, sizeof define_all);
+    define_all();
 }
 
 /* Nothing is alive on any device. */

@@ -31,12 +31,7 @@ static void prepare_device(void)
 static void set_up(void)
 {
     use_fake_cuda_in_plugins();
-    snprintf(model_path, sizeof model_path, "check_session_latent_cuda_XXXXXX");
-    int descriptor = mkstemp(model_path);
-    ck_assert_int_ge(descriptor, 0);
-    FILE *file = fdopen(descriptor, "w");
-    fputs(model, file);
-    fclose(file);
+    write_model(model, model_path);
 }
 
 static void tear_down(void)

@@ -14,27 +14,14 @@
 /* The families' shapes in miniature: delta net with attention, Mamba2 and attention in each block,
  * Kimi's delta attention with latent attention, Mamba2 alone. */
 static const char *const models[] = {
-    "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 64,\n"
-    " \"num_attention_heads\": 4, \"num_hidden_layers\": 4, \"num_key_value_heads\": 2,\n"
-    " \"head_dim\": 16, \"full_attention_interval\": 2, \"linear_conv_kernel_dim\": 4,\n"
-    " \"linear_key_head_dim\": 16, \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4,\n"
-    " \"linear_value_head_dim\": 24, \"max_position_embeddings\": 4096,\n"
-    " \"torch_dtype\": \"bfloat16\"}\n",
-    "{\"architectures\": [\"FalconH1ForCausalLM\"], \"hidden_size\": 48,\n"
-    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"
-    " \"num_hidden_layers\": 2, \"mamba_d_conv\": 4, \"mamba_d_head\": 16, \"mamba_d_ssm\": 96,\n"
-    " \"mamba_d_state\": 32, \"mamba_n_groups\": 2, \"mamba_n_heads\": 6,\n"
-    " \"mamba_chunk_size\": 32, \"max_position_embeddings\": 4096,\n"
-    " \"torch_dtype\": \"bfloat16\"}\n",
+    QWEN3_NEXT_MODEL,
+    FALCON_H1_MODEL,
     "{\"architectures\": [\"KimiLinearForCausalLM\"], \"num_attention_heads\": 2,\n"
     " \"num_hidden_layers\": 3, \"kv_lora_rank\": 128, \"qk_nope_head_dim\": 24,\n"
     " \"qk_rope_head_dim\": 12, \"v_head_dim\": 20, \"linear_attn_config\":\n"
     " {\"full_attn_layers\": [2], \"kda_layers\": [1, 3], \"head_dim\": 16, \"num_heads\": 2,\n"
     "  \"short_conv_kernel_size\": 4}, \"model_max_length\": 4096, \"dtype\": \"bfloat16\"}\n",
-    "{\"architectures\": [\"Mamba2ForCausalLM\"], \"hidden_size\": 32, \"expand\": 2,\n"
-    " \"num_heads\": 4, \"head_dim\": 16, \"num_hidden_layers\": 2, \"n_groups\": 2,\n"
-    " \"state_size\": 16, \"conv_kernel\": 4, \"chunk_size\": 32,\n"
-    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n",
+    MAMBA2_MODEL,
 };
 enum { QWEN3_NEXT, FALCON_H1, KIMI_LINEAR, MAMBA2, NUM_MODELS };
 

@@ -17,22 +17,9 @@ enum { SETTINGS = 5 };
 /* Delta net with attention, Mamba2 and attention in each block, Mamba2 alone, short convolutions
  * with attention, lightning attention with attention. */
 static const char *const models[] = {
-    "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 64,\n"
-    " \"num_attention_heads\": 4, \"num_hidden_layers\": 4, \"num_key_value_heads\": 2,\n"
-    " \"head_dim\": 16, \"full_attention_interval\": 2, \"linear_conv_kernel_dim\": 4,\n"
-    " \"linear_key_head_dim\": 16, \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4,\n"
-    " \"linear_value_head_dim\": 24, \"max_position_embeddings\": 4096,\n"
-    " \"torch_dtype\": \"bfloat16\"}\n",
-    "{\"architectures\": [\"FalconH1ForCausalLM\"], \"hidden_size\": 48,\n"
-    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"
-    " \"num_hidden_layers\": 2, \"mamba_d_conv\": 4, \"mamba_d_head\": 16, \"mamba_d_ssm\": 96,\n"
-    " \"mamba_d_state\": 32, \"mamba_n_groups\": 2, \"mamba_n_heads\": 6,\n"
-    " \"mamba_chunk_size\": 32, \"max_position_embeddings\": 4096,\n"
-    " \"torch_dtype\": \"bfloat16\"}\n",
-    "{\"architectures\": [\"Mamba2ForCausalLM\"], \"hidden_size\": 32, \"expand\": 2,\n"
-    " \"num_heads\": 4, \"head_dim\": 16, \"num_hidden_layers\": 2, \"n_groups\": 2,\n"
-    " \"state_size\": 16, \"conv_kernel\": 4, \"chunk_size\": 32,\n"
-    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n",
+    QWEN3_NEXT_MODEL,
+    FALCON_H1_MODEL,
+    MAMBA2_MODEL,
     "{\"architectures\": [\"Lfm2ForCausalLM\"], \"hidden_size\": 68,\n"
     " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"
     " \"num_hidden_layers\": 3, \"layer_types\": [\"conv\", \"full_attention\", \"conv\"],\n"
@@ -47,20 +34,10 @@ static char path[64];
 /* A fake driver with all kernels; again before each run, so that its counters are that run's. */
 static void prepare_device(void)
 {
-    static void (*define)(void);
-    char library[4096];
-    if (!define) {
-        fixture_path("fake_linear_kernels.so", library);
-        void *found = dlopen(library, RTLD_NOW | RTLD_LOCAL), *symbol;
-        ck_assert_msg(found != NULL, "%s", dlerror());
-        symbol = dlsym(found, "fake_linear_define");
-        ck_assert_ptr_nonnull(symbol);
-        memcpy(&define, &symbol, sizeof define);
-    }
     fake.reset();
     host_kernels_define(&fake);
     cuda_fixture_define(&fake);
-    define();
+    fixture_define("fake_linear_kernels.so", "fake_linear_define");
 }
 
 static void set_up(int model)

@@ -23,19 +23,9 @@ static char path[64];
 /* A fake driver with all kernels; again before each run, so that its counters are that run's. */
 static void prepare_device(void)
 {
-    static void (*define)(void);
-    char library[4096];
-    if (!define) {
-        fixture_path("fake_dsa_kernels.so", library);
-        void *found = dlopen(library, RTLD_NOW | RTLD_LOCAL), *symbol;
-        ck_assert_msg(found != NULL, "%s", dlerror());
-        symbol = dlsym(found, "fake_dsa_define");
-        ck_assert_ptr_nonnull(symbol);
-        memcpy(&define, &symbol, sizeof define);
-    }
     fake.reset();
     host_kernels_define(&fake);
-    define();
+    fixture_define("fake_dsa_kernels.so", "fake_dsa_define");
 }
 
 static void begin_on(struct run *run, const char *device, const char *const settings[SETTINGS])

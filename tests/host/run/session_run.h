@@ -156,6 +156,27 @@ static inline int32_t find_first_rows(const struct batch_step *step, int64_t *ro
     return 0;
 }
 
+/* Models with recurrent layers, small: delta net with attention, Mamba2 and attention in each block, Mamba2 alone. */
+#define QWEN3_NEXT_MODEL                                                                           \
+    "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 64,\n"                       \
+    " \"num_attention_heads\": 4, \"num_hidden_layers\": 4, \"num_key_value_heads\": 2,\n"         \
+    " \"head_dim\": 16, \"full_attention_interval\": 2, \"linear_conv_kernel_dim\": 4,\n"          \
+    " \"linear_key_head_dim\": 16, \"linear_num_key_heads\": 2, \"linear_num_value_heads\": 4,\n"  \
+    " \"linear_value_head_dim\": 24, \"max_position_embeddings\": 4096,\n"                         \
+    " \"torch_dtype\": \"bfloat16\"}\n"
+#define FALCON_H1_MODEL                                                                            \
+    "{\"architectures\": [\"FalconH1ForCausalLM\"], \"hidden_size\": 48,\n"                        \
+    " \"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 16,\n"                 \
+    " \"num_hidden_layers\": 2, \"mamba_d_conv\": 4, \"mamba_d_head\": 16, \"mamba_d_ssm\": 96,\n" \
+    " \"mamba_d_state\": 32, \"mamba_n_groups\": 2, \"mamba_n_heads\": 6,\n"                       \
+    " \"mamba_chunk_size\": 32, \"max_position_embeddings\": 4096,\n"                              \
+    " \"torch_dtype\": \"bfloat16\"}\n"
+#define MAMBA2_MODEL                                                                               \
+    "{\"architectures\": [\"Mamba2ForCausalLM\"], \"hidden_size\": 32, \"expand\": 2,\n"           \
+    " \"num_heads\": 4, \"head_dim\": 16, \"num_hidden_layers\": 2, \"n_groups\": 2,\n"            \
+    " \"state_size\": 16, \"conv_kernel\": 4, \"chunk_size\": 32,\n"                               \
+    " \"max_position_embeddings\": 4096, \"torch_dtype\": \"bfloat16\"}\n"
+
 /* A config.json of its own for a test file, in the working directory; removed by its caller. */
 static inline void write_model(const char *text, char path[64])
 {
