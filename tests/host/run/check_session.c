@@ -1007,21 +1007,11 @@ LOOP_OF(cross, encoders_are_read_by_decoders, 0, COUNT(crossings))
 /* Six requests of which some are thrown out are encoded once more, and end all the same. */
 TEST_OF(cross, retracted_requests_are_encoded_again)
 {
-    char path[] = "check_session_XXXXXX";
-    int descriptor = mkstemp(path);
-    ck_assert_int_ge(descriptor, 0);
-    FILE *trace = fdopen(descriptor, "w");
-    for (int i = 0; i < 6; i++)
-        fprintf(trace,
-                "{\"timestamp\": %d, \"input_length\": 20, \"output_length\": 61, "
-                "\"hash_ids\": [%d]}\n",
-                i, i);
-    fclose(trace);
+    char path[64];
     struct run run;
     begin_crossing(&run);
     set(&run, "model.layer_types=full cross encoder");
-    set(&run, "workload.trace=%s", path);
-    set(&run, "workload.length_scale=1");
+    write_growing(&run, path);
     set(&run, "kv_cache.max_total_tokens=300");
     set(&run, "workload.max_running_requests=8");
     go(&run);

@@ -533,60 +533,35 @@ static void run_with_states(int64_t num_cached_states, int32_t *hits)
     ck_assert_int_eq(counts.state_capacity, num_cached_states);
 }
 
-/* All but the first part from it after "abc", where at first there is a page, but no state. */
-TEST_OF(states, a_state_is_made_where_requests_part)
-{
+/* Prompts of requests, and the token from which each is computed. */
+static const struct {
+    int64_t room; /* for states */
+    int32_t prompt;
+    const char *blocks[5];
     int32_t hits[5];
-    add_to_source(9, 1, "abcdefgh");
-    add_to_source(9, 1, "abcdefgh");
-    add_to_source(9, 1, "abcxyz");
-    add_to_source(9, 1, "abcuvw");
-    add_to_source(9, 1, "abcdefgh");
-    run_with_states(10, hits);
-    const int32_t expected[] = {0, 8, 0, 3, 8};
-    ck_assert_mem_eq(hits, expected, sizeof expected);
-}
+    int32_t chunk, block, page; /* 0 = as elsewhere */
+} reuses[] = {
+    /* All but the first part from it after "abc", where at first there is a page, but no state. */
+    {10, 9, {"abcdefgh", "abcdefgh", "abcxyz", "abcuvw", "abcdefgh"}, {0, 8, 0, 3, 8}, 0, 0, 0},
+    /* Chunks of 3: states after 3 and 6 tokens and at the end of what is shareable, 8. */
+    {10, 9, {"abcdefgh", "abcdefxx", "abcx", "abcdefgh"}, {0, 6, 3, 8}, .chunk = 3},
+    /* One slot: the state that was used last stays. */
+    {1, 5, {"abcd", "abcd", "mnop", "abcd", "abcd"}, {0, 4, 0, 0, 4}, 0, 0, 0},
+    /* Two blocks of 5 tokens in pages of 4: the second page is complete with 10 tokens, not with 8. */
+    {10, 12, {"ab", "ax", "ab"}, {0, 0, 8}, .block = 5, .page = 4},
+    {0, 9, {"abcdefgh", "abcdefgh"}, {0, 0}, 0, 0, 0},
+};
 
-/* Chunks of 3: states after 3 and 6 tokens and at the end of what is shareable, 8. */
-TEST_OF(states, a_state_is_made_at_the_end_of_each_chunk)
+LOOP_OF(states, a_request_starts_from_a_state, 0, 5)
 {
-    int32_t hits[4];
-    params.chunked_prefill_size = 3;
-    add_to_source(9, 1, "abcdefgh");
-    add_to_source(9, 1, "abcdefxx");
-    add_to_source(9, 1, "abcx");
-    add_to_source(9, 1, "abcdefgh");
-    run_with_states(10, hits);
-    const int32_t expected[] = {0, 6, 3, 8};
-    ck_assert_mem_eq(hits, expected, sizeof expected);
-}
-
-/* One slot: the state that was used last stays. */
-TEST_OF(states, the_state_used_least_recently_goes)
-{
-    int32_t hits[5];
-    add_to_source(5, 1, "abcd");
-    add_to_source(5, 1, "abcd");
-    add_to_source(5, 1, "mnop");
-    add_to_source(5, 1, "abcd");
-    add_to_source(5, 1, "abcd");
-    run_with_states(1, hits);
-    const int32_t expected[] = {0, 4, 0, 0, 4};
-    ck_assert_mem_eq(hits, expected, sizeof expected);
-}
-
-/* Two blocks of 5 tokens in pages of 4: the second page is complete with 10 tokens, not with 8. */
-TEST_OF(states, a_state_stands_at_a_page_that_is_visible)
-{
-    int32_t hits[3];
-    source.block_size = 5;
-    params.page_size = 4;
-    add_to_source(12, 1, "ab");
-    add_to_source(12, 1, "ax");
-    add_to_source(12, 1, "ab");
-    run_with_states(10, hits);
-    const int32_t expected[] = {0, 0, 8};
-    ck_assert_mem_eq(hits, expected, sizeof expected);
+    int32_t hits[5], count = 0;
+    params.chunked_prefill_size = reuses[_i].chunk ? reuses[_i].chunk : params.chunked_prefill_size;
+    source.block_size = reuses[_i].block ? reuses[_i].block : source.block_size;
+    params.page_size = reuses[_i].page ? reuses[_i].page : params.page_size;
+    for (; count < 5 && reuses[_i].blocks[count]; count++)
+        add_to_source(reuses[_i].prompt, 1, reuses[_i].blocks[count]);
+    run_with_states(reuses[_i].room, hits);
+    ck_assert_mem_eq(hits, reuses[_i].hits, (size_t)count * sizeof *hits);
 }
 
 /* A snapshot that a step is to write is not to be had yet. */
@@ -600,15 +575,6 @@ TEST_OF(states, a_state_on_its_way_is_held)
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 1);
     scheduler_complete(scheduler);
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 0);
-}
-
-TEST_OF(states, without_room_for_states_nothing_is_hit)
-{
-    int32_t hits[2];
-    add_to_source(9, 1, "abcdefgh");
-    add_to_source(9, 1, "abcdefgh");
-    run_with_states(0, hits);
-    ck_assert_int_eq(hits[1], 0);
 }
 
 /* ---- Windows --------------------------------------------------------------------------------- */
