@@ -7,16 +7,11 @@
  * texts of tests/golden/explain are for people to read, and follow the program:
  * `make explain-update`.
  */
-#include <stdio.h>
-#include <string.h>
 
 #include "host/base/text.h"
-#include "host/embed/embed.h"
-#include "host/base/error.h"
-#include "host/select/platform.h"
 #include "host/select/selection_api.h"
 #include "tests/tools/fake_cuda_test.h"
-#include "tests/tools/test_main.h"
+#include "tests/host/select/scene.h"
 
 static const char *const platforms[] = {"sm80",   "sm90", "sm100", "sm120",
                                         "gfx942", "xpu",  "npu",   "cpu_amx"};
@@ -33,32 +28,6 @@ enum { NUM_MODELS = sizeof models / sizeof *models };
 
 /* ---- One selection --------------------------------------------------------------------------- */
 
-struct scene {
-    attnhost *host;
-    struct config *config;
-    struct model *model;
-    struct selection *selection;
-    host_error error;
-    attn_status status;
-};
-
-static const char *top(void)
-{
-    const char *source = getenv("ATTNHOST_TEST_SRCDIR");
-    return source ? source : ".";
-}
-
-static void load(attnhost *host, const char *variable, const char *folder, const char *file)
-{
-    host_error error;
-    char path[1024];
-    host_error_init(&error);
-    const char *from = getenv(variable);
-    snprintf(path, sizeof path, "%s/%s", from ? from : folder, file);
-    ck_assert_msg(attnhost_load_plugin(host, path, &error.base) == ATTN_OK, "%s",
-                  host_error_text(&error));
-}
-
 /* The model of a file, under a name that does not depend on where the tests lie. */
 static struct model *read_model(const char *name, const struct config *config)
 {
@@ -66,7 +35,8 @@ static struct model *read_model(const char *name, const struct config *config)
     host_error error;
     struct model *model = NULL;
     host_error_init(&error);
-    snprintf(path, sizeof path, "%s/tests/models/%s.json", top(), name);
+    snprintf(path, sizeof path, "%s/tests/models/%s.json", environment("ATTNHOST_TEST_SRCDIR", "."),
+             name);
     FILE *file = fopen(path, "r");
     ck_assert_msg(file != NULL, "%s cannot be opened", path);
     size_t length = fread(text, 1, sizeof text, file);
@@ -79,12 +49,9 @@ static struct model *read_model(const char *name, const struct config *config)
 
 static void set_up(struct scene *scene, const char *const *sets, size_t num_sets)
 {
-    memset(scene, 0, sizeof *scene);
-    host_error_init(&scene->error);
-    attn_status status = attnhost_create(NULL, &scene->host, &scene->error.base);
-    if (!status)
-        status = config_load_text("", 0, "t.ini", NULL, sets, num_sets, &scene->config,
-                                  &scene->error.base);
+    scene_create(scene);
+    attn_status status =
+        config_load_text("", 0, "t.ini", NULL, sets, num_sets, &scene->config, &scene->error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
 }
 
@@ -147,7 +114,8 @@ static void begin_sets(struct sets *sets, const char *platform)
 {
     char path[480];
     sets->count = 0;
-    snprintf(path, sizeof path, "%s/host/select/selection.ini", top());
+    snprintf(path, sizeof path, "%s/host/select/selection.ini",
+             environment("ATTNHOST_TEST_SRCDIR", "."));
     add_set(sets, "attention.rules", path);
     add_set(sets, "platform.simulate", platform);
 }
@@ -162,7 +130,8 @@ struct expectation {
 static FILE *open_table(void)
 {
     char path[1024];
-    snprintf(path, sizeof path, "%s/tests/models/expected_choice.txt", top());
+    snprintf(path, sizeof path, "%s/tests/models/expected_choice.txt",
+             environment("ATTNHOST_TEST_SRCDIR", "."));
     FILE *file = fopen(path, "r");
     ck_assert_msg(file != NULL, "%s cannot be opened", path);
     return file;
@@ -233,7 +202,8 @@ static void check_cell(const struct expectation *line, size_t platform, bool ins
     add_setting(&sets, line->setting);
     set_up(&scene, sets.list, sets.count);
     if (installed)
-        load(scene.host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "all_backends.so");
+        load_plugin(scene.host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs",
+                    "all_backends.so");
     choose(&scene, line->model, platforms[platform]);
     for (uint32_t g = 0; g < scene.selection->num_groups; g++) {
         if (!is_part(&scene.model->groups[g], line->part))
@@ -299,8 +269,8 @@ TEST_OF(choice, every_architecture_has_an_expectation)
 
 static void load_real(attnhost *host)
 {
-    load(host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "cpu_native.so");
-    load(host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "triton_like.so");
+    load_plugin(host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "cpu_native.so");
+    load_plugin(host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "triton_like.so");
 }
 
 static void assert_text(const cJSON *object, const char *key, const char *where)
@@ -539,7 +509,8 @@ static void compare_file(char *text, const char *name)
 {
     char path[1024];
     bool update = getenv("ATTNHOST_UPDATE_GOLDEN") != NULL;
-    snprintf(path, sizeof path, "%s/tests/golden/explain/%s.txt", top(), name);
+    snprintf(path, sizeof path, "%s/tests/golden/explain/%s.txt",
+             environment("ATTNHOST_TEST_SRCDIR", "."), name);
     FILE *file = fopen(path, update ? "w" : "r");
     ck_assert_msg(file != NULL, "%s cannot be opened", path);
     if (update)

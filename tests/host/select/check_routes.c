@@ -7,83 +7,28 @@
 #include "host/select/routes.h"
 
 #include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "host/embed/embed.h"
-#include "host/select/open_host.h"
-#include "host/base/error.h"
-#include "host/select/platform.h"
-#include "host/select/select.h"
 #include "host/run/session.h"
-#include "tests/tools/test_main.h"
+#include "tests/host/select/scene.h"
 
 /* ---- A selection ----------------------------------------------------------------------------- */
-
-struct scene {
-    attnhost *host;
-    struct config *config;
-    struct model *model;
-    struct selection *selection;
-    host_error error;
-    attn_status status;
-};
 
 #define MODEL                                                                                      \
     "[model]\nnum_layers = 4\nnum_q_heads = 4\nnum_kv_heads = 2\nhead_dim = 64\n"                  \
     "[attention]\n" /* line 6 */
 
-static const char *environment(const char *name, const char *otherwise)
-{
-    const char *value = getenv(name);
-    return value ? value : otherwise;
-}
-
-static void load_plugin(attnhost *host, const char *folder, const char *file)
-{
-    host_error error;
-    char path[1024];
-    host_error_init(&error);
-    snprintf(path, sizeof path, "%s/%s", folder, file);
-    attn_status status = attnhost_load_plugin(host, path, &error.base);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
-}
-
 /* Define and select; `status` is that of the first step that fails. */
 static void begin(struct scene *scene, const char *keys, const char *const *sets, size_t num_sets)
 {
     char ini[2048];
-    attn_device device;
-    memset(scene, 0, sizeof *scene);
-    host_error_init(&scene->error);
-    ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
-    load_plugin(scene->host, environment("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs"),
-                "choosy.so");
-    load_plugin(scene->host, environment("ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs"), "hybrid.so");
+    scene_create(scene);
+    load_plugin(scene->host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    load_plugin(scene->host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
     snprintf(ini, sizeof ini, MODEL "%s", keys);
-    attn_error *error = &scene->error.base;
-    attn_status status =
-        config_load_text(ini, strlen(ini), "t.ini", NULL, sets, num_sets, &scene->config, error);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
-    status = open_host_define_backends(scene->host, scene->config, error);
-    if (!status)
-        status = model_create(scene->config, &scene->model, error);
-    if (!status)
-        status = platform_describe(scene->config, &device, error);
-    if (!status)
-        status = select_create(scene->host, scene->config, scene->model, &device, &scene->selection,
-                               error);
-    scene->status = status;
-}
-
-static void end(struct scene *scene)
-{
-    select_destroy(scene->selection);
-    model_destroy(scene->model);
-    config_destroy(scene->config);
-    attnhost_destroy(scene->host);
+    scene->status = scene_define(scene, ini, sets, num_sets);
+    if (scene->status == ATTN_OK)
+        scene_choose(scene);
 }
 
 #define SM90 "[platform]\nsimulate = sm90\n"
@@ -137,7 +82,7 @@ LOOP_OF(load, refused_at_load, 0, COUNT(refusals))
     const char *text = host_error_text(&scene.error);
     ck_assert_msg(scene.status == refusals[_i].status, "status %d: %s", (int)scene.status, text);
     ck_assert_msg(strstr(text, refusals[_i].says), "'%s' is not in: %s", refusals[_i].says, text);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* Each child is asked about what can reach it: backends of one phase do, together. */
@@ -156,7 +101,7 @@ TEST_OF(load, capabilities_unite)
     }
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
     ck_assert_uint_eq(scene.selection->num_units, 1);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* Aliases are names here too; the default may be attention_backend; --set gives a row as well. */
@@ -181,7 +126,7 @@ TEST_OF(load, names_are_found_as_elsewhere)
         ck_assert_str_eq(routes->texts[t].value, texts[t][1]);
     }
     ck_assert_str_eq(routes->texts[4].place, "t.ini:7");
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* ---- What `explain` prints ------------------------------------------------------------------- */
@@ -215,7 +160,7 @@ TEST_OF(load, explain_prints_the_table)
     ck_assert_str_eq(cJSON_GetObjectItem(cJSON_GetArrayItem(array, 2), "route")->valuestring,
                      "-> triton_like");
     cJSON_Delete(object);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* The command shows what the keys make. */

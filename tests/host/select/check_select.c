@@ -3,74 +3,29 @@
  * check_select: names, rules, layouts and refusals, with the backends of fixtures/choosy.c and the
  * real hybrid_phase.
  */
-#include <stdio.h>
-#include <string.h>
 
-#include "host/embed/embed.h"
-#include "host/select/open_host.h"
-#include "host/base/error.h"
-#include "host/select/platform.h"
 #include "host/select/problem.h"
 #include "host/select/selection_api.h"
-#include "tests/tools/test_main.h"
+#include "tests/host/select/scene.h"
 
 /* ---- One selection --------------------------------------------------------------------------- */
 
-struct scene {
-    attnhost *host;
-    struct config *config;
-    struct model *model;
-    struct selection *selection;
-    host_error error;
-    attn_status status;
-};
-
 #define MODEL "[model]\nnum_layers = 2\nnum_q_heads = 4\nnum_kv_heads = 2\nhead_dim = 64\n"
-
-static void load_plugin(attnhost *host, const char *variable, const char *folder, const char *file)
-{
-    host_error error;
-    char path[1024];
-    host_error_init(&error);
-    const char *from = getenv(variable);
-    snprintf(path, sizeof path, "%s/%s", from ? from : folder, file);
-    attn_status status = attnhost_load_plugin(host, path, &error.base);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
-}
 
 /* Select for the model of `ini` on the platform it names. */
 static void begin(struct scene *scene, const char *ini)
 {
-    attn_device device;
-    memset(scene, 0, sizeof *scene);
-    host_error_init(&scene->error);
-    ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
+    scene_create(scene);
     load_plugin(scene->host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
     load_plugin(scene->host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
     /* The tree's own rules, not installed ones. */
     char rules[1024];
-    const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const set = rules;
+    const char *const set = rules;
     snprintf(rules, sizeof rules, "attention.rules=%s/host/select/selection.ini",
-             source ? source : ".");
-    attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, &set, 1, &scene->config,
-                                          &scene->error.base);
-    if (!status)
-        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
-    if (!status)
-        status = model_create(scene->config, &scene->model, &scene->error.base);
-    if (!status)
-        status = platform_describe(scene->config, &device, &scene->error.base);
+             environment("ATTNHOST_TEST_SRCDIR", "."));
+    attn_status status = scene_define(scene, ini, &set, 1);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
-    scene->status = select_create(scene->host, scene->config, scene->model, &device,
-                                  &scene->selection, &scene->error.base);
-}
-
-static void end(struct scene *scene)
-{
-    select_destroy(scene->selection);
-    model_destroy(scene->model);
-    config_destroy(scene->config);
-    attnhost_destroy(scene->host);
+    scene_choose(scene);
 }
 
 static void assert_says(const struct scene *scene, const char *word)
@@ -110,7 +65,7 @@ TEST_OF(choice, auto_takes_the_first_of_its_rule)
     ck_assert_str_eq(scene.selection->units[0].backend, "fa3_like");
     ck_assert_uint_eq(scene.selection->units[0].num_groups, 1);
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flashinfer_like")->absent);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
@@ -132,7 +87,7 @@ TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
     /* What is an error when named is only passed over here. */
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flaky")->absent);
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "hybrid_phase")->absent);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
@@ -145,7 +100,7 @@ TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
     ck_assert_str_eq(scene.selection->units[0].type, "hybrid_phase");
     ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_only");
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_NHD);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, auto_without_any_backend)
@@ -159,7 +114,7 @@ TEST_OF(choice, auto_without_any_backend)
     assert_says(&scene, "cpu_native: not installed");
     ck_assert_ptr_nonnull(scene.selection); /* for explain */
     ck_assert_int_eq(scene.selection->groups[0].unit, -1);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -171,13 +126,13 @@ TEST_OF(choice, a_named_backend_is_taken_or_refused)
                         "triton_like\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
     ck_assert_uint_eq(scene.selection->groups[0].phases[0].num_candidates, 1);
-    end(&scene);
+    scene_end(&scene);
 
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 96\n"
                   "[platform]\nsimulate = sm80\n[attention]\nattention_backend = fa3_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "device.sm 80: accepted 90; head_dim 96: accepted 64, 128");
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, an_alias_is_a_name)
@@ -185,19 +140,19 @@ TEST_OF(choice, an_alias_is_a_name)
     struct scene scene;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = fa3\n");
     assert_backend(&scene, SELECT_PREFILL, "fa3_like");
-    end(&scene);
+    scene_end(&scene);
 
     begin(&scene, MODEL "[attention]\nattention_backend = torch_native\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED); /* known, not installed */
     assert_says(&scene, "torch_native stands for cpu_native, which is not installed");
     assert_says(&scene, "installed: flaky, triton_like, fa3_like, extend_only");
-    end(&scene);
+    scene_end(&scene);
 
     /* Elsewhere, too: what is named is not there. */
     begin(&scene, MODEL "[platform]\nsimulate = npu\n[attention]\nattention_backend = ascend\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     ck_assert(!select_is_settled(scene.selection));
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
@@ -211,7 +166,7 @@ TEST_OF(choice, what_a_model_excludes_is_out_even_if_it_is_named)
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "fa3_like: model_has window: accepted no window with cross attention");
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
@@ -227,14 +182,14 @@ TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
     const struct select_candidate *any = find(&scene, SELECT_DECODE, "decode_only");
     ck_assert_uint_eq(any->layouts, 0);
     ck_assert_str_eq(any->reasons[0].got, "rocm");
-    end(&scene);
+    scene_end(&scene);
 
     /* What comes first is not here, what is here serves: it is chosen, and both are reported. */
     begin(&scene, MODEL "[platform]\nsimulate = sm89\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
     phase = &scene.selection->groups[0].phases[SELECT_PREFILL];
     ck_assert_str_eq(phase->candidates[phase->preferred].name, "flashinfer_like");
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, trees_of_drafts_are_asked_about)
@@ -248,12 +203,12 @@ TEST_OF(choice, trees_of_drafts_are_asked_about)
     ck_assert(problem.bounds.modes & ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY));
     ck_assert(problem.bounds.mask_kinds & ATTN_MASK_BIT(ATTN_MASK_QLEN));
     ck_assert_uint_eq(problem_decode_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_DECODE));
-    end(&scene);
+    scene_end(&scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 1\n"
                         "speculative_attention_mode = decode\n");
     ck_assert(problem_decode_modes(scene.config) & ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND));
     ck_assert_uint_eq(problem_prefill_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_EXTEND));
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, an_unknown_name_is_a_mistake)
@@ -265,7 +220,7 @@ TEST_OF(choice, an_unknown_name_is_a_mistake)
     assert_says(&scene, "did you mean 'triton_like'?");
     assert_says(&scene, "extend_only");
     ck_assert_ptr_null(scene.selection);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, a_section_is_a_name)
@@ -275,13 +230,13 @@ TEST_OF(choice, a_section_is_a_name)
                         "[backend.mine]\ntype = triton_like\n");
     assert_backend(&scene, SELECT_DECODE, "mine");
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
-    end(&scene);
+    scene_end(&scene);
 
     begin(&scene, MODEL "[attention]\nattention_backend = mine\n"
                         "[backend.mine]\ntype = flashinfer_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "flashinfer_like is not installed");
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, an_error_of_a_named_backend_is_an_error)
@@ -291,7 +246,7 @@ TEST_OF(choice, an_error_of_a_named_backend_is_an_error)
     ck_assert_int_ne(scene.status, ATTN_OK);
     ck_assert_int_ne(scene.status, ATTN_UNSUPPORTED);
     ck_assert_ptr_null(scene.selection);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* ---- Two names ------------------------------------------------------------------------------- */
@@ -305,7 +260,7 @@ TEST_OF(choice, two_names_are_joined)
     assert_backend(&scene, SELECT_DECODE, "decode_hnd");
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
     ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_hnd");
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, layouts_that_do_not_meet_are_refused)
@@ -316,7 +271,7 @@ TEST_OF(choice, layouts_that_do_not_meet_are_refused)
                         "decode_attention_backend = decode_hnd\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "kv_layout");
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, a_given_layout_is_kept)
@@ -327,7 +282,7 @@ TEST_OF(choice, a_given_layout_is_kept)
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
     const struct select_candidate *fa3 = find(&scene, SELECT_PREFILL, "fa3_like");
     ck_assert_uint_eq(fa3->reasons[0].field, ATTN_FIELD_KV_LAYOUT);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
@@ -342,7 +297,7 @@ TEST_OF(choice, groups_of_one_backend_are_one_unit)
     ck_assert_uint_eq(scene.selection->num_units, 1);
     ck_assert_uint_eq(scene.selection->units[0].num_groups, 2);
     ck_assert_uint_eq(scene.selection->units[0].groups[1], 1);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* A vision tower sees other batches than the decoder next to it. */
@@ -357,7 +312,7 @@ TEST_OF(choice, a_tower_is_a_unit_of_its_own)
         ck_assert_int_eq(scene.selection->groups[g].unit, (int32_t)g);
         ck_assert_str_eq(scene.selection->units[g].backend, scene.selection->units[0].backend);
     }
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, an_encoder_has_no_decode_phase)
@@ -368,7 +323,7 @@ TEST_OF(choice, an_encoder_has_no_decode_phase)
     assert_backend(&scene, SELECT_PREFILL, "extend_only");
     ck_assert(!scene.selection->groups[0].phases[SELECT_DECODE].exists);
     ck_assert_ptr_null(scene.selection->groups[0].kv_layout);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* ---- Scales, platforms, problems, text ------------------------------------------------------- */
@@ -384,11 +339,11 @@ TEST_OF(parts, scales_of_fp8_caches)
     ck_assert(problem_scale(&scene.config->kv_cache.k_scale, 1) >= 1 &&
               problem_scale(&scene.config->kv_cache.k_scale, 1) <= 1);
     ck_assert(problem_scale(&scene.config->kv_cache.v_scale, 1) >= 2);
-    end(&scene);
+    scene_end(&scene);
     begin(&scene, MODEL "[kv_cache]\ndtype = fp8_e4m3\nk_scale = 1 2 3\nv_scale = 1 2 3\n");
     ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
     assert_says(&scene, "3 numbers: accepted 1, or 2");
-    end(&scene);
+    scene_end(&scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\ndtype = fp8_e4m3\n"
                         "k_scale = 1 2\nv_scale = 1 2\n");
     ck_assert_int_eq(scene.status, ATTN_OK);
@@ -398,7 +353,7 @@ TEST_OF(parts, scales_of_fp8_caches)
     ck_assert_uint_eq(problem.group.kv_scale_granularity, ATTN_SCALE_PER_HEAD);
     ck_assert_uint_eq(problem.problem.kv_dtype, ATTN_FP8_E4M3);
     ck_assert_uint_eq(problem.problem.q_dtype, ATTN_BF16);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(parts, cache_types_by_layer_type)
@@ -419,7 +374,7 @@ TEST_OF(parts, cache_types_by_layer_type)
     }
     ck_assert_str_eq(problem_scales_taken(scene.config, scene.model),
                      "kv_cache.k_scale and v_scale");
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(parts, bounds_follow_the_workload)
@@ -439,7 +394,7 @@ TEST_OF(parts, bounds_follow_the_workload)
                    ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_MIXED));
     ck_assert_int_eq(bounds.max_tokens, 13);
     ck_assert_int_eq(bounds.max_q_len, 10);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(parts, platforms)
@@ -501,7 +456,7 @@ TEST_OF(parts, json_tells_all)
     ck_assert_ptr_nonnull(strstr(printed, "  head_dim 192: accepted 64, 128 [HEAD_DIM]\n"));
     ck_assert_ptr_nonnull(strstr(printed, "layers 0 prefill, decode: triton_like (auto: rule"));
     free(printed);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* Everything that is said of the selection: explain's text, run's lines, explain's JSON. */
@@ -546,7 +501,7 @@ TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
     assert_part(text, "), launches keep to 20 multiprocessors\n", true);
     assert_part(text, "\"notes\":[\"sm_budget\"]", true);
     free(text);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
@@ -564,7 +519,7 @@ TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
                 "    launches keep to 20 multiprocessors\n",
                 true);
     free(text);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* All multiprocessors, more than there are, and a processor: nothing is said. */
@@ -582,7 +537,7 @@ LOOP_OF(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3)
     assert_part(text, "can serve, launches", false);
     assert_part(text, "), launches", false);
     free(text);
-    end(&scene);
+    scene_end(&scene);
 }
 
 TESTS("select");

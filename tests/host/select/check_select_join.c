@@ -4,54 +4,8 @@
  * when two units stay two. The backends are those of fixtures/choosy.c, of which one
  * serves linear layers.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "host/embed/embed.h"
-#include "host/select/open_host.h"
-#include "host/base/error.h"
-#include "host/select/platform.h"
-#include "host/select/select.h"
-#include "tests/tools/test_main.h"
-
-struct scene {
-    attnhost *host;
-    struct config *config;
-    struct model *model;
-    struct selection *selection;
-    host_error error;
-    attn_status status;
-};
-
-static const char *folder(const char *variable, const char *otherwise)
-{
-    const char *value = getenv(variable);
-    return value ? value : otherwise;
-}
-
-static void load(struct scene *scene, const char *variable, const char *otherwise, const char *file)
-{
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%s", folder(variable, otherwise), file);
-    attn_status status = attnhost_load_plugin(scene->host, path, &scene->error.base);
-    ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
-}
-
-static void choose(struct scene *scene)
-{
-    attn_device device;
-    ck_assert_int_eq(platform_describe(scene->config, &device, &scene->error.base), ATTN_OK);
-    scene->status = select_create(scene->host, scene->config, scene->model, &device,
-                                  &scene->selection, &scene->error.base);
-}
-
-static void create(struct scene *scene)
-{
-    memset(scene, 0, sizeof *scene);
-    host_error_init(&scene->error);
-    ck_assert_int_eq(attnhost_create(NULL, &scene->host, NULL), ATTN_OK);
-}
+#include "tests/host/select/scene.h"
 
 /* A model of tests/models with these lines under [attention], on a platform. */
 static void try_to_select(struct scene *scene, const char *model, const char *platform,
@@ -60,15 +14,10 @@ static void try_to_select(struct scene *scene, const char *model, const char *pl
     char ini[8192];
     snprintf(ini, sizeof ini,
              "[model]\nconfig = %s/tests/models/%s\n[platform]\n%s\n[attention]\n%s\n",
-             folder("ATTNHOST_TEST_SRCDIR", "."), model, platform, attention);
-    attn_status status = config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &scene->config,
-                                          &scene->error.base);
-    if (!status)
-        status = open_host_define_backends(scene->host, scene->config, &scene->error.base);
-    if (!status)
-        status = model_create(scene->config, &scene->model, &scene->error.base);
+             environment("ATTNHOST_TEST_SRCDIR", "."), model, platform, attention);
+    attn_status status = scene_define(scene, ini, NULL, 0);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&scene->error));
-    choose(scene);
+    scene_choose(scene);
 }
 
 static void select_for(struct scene *scene, const char *model, const char *platform,
@@ -81,19 +30,11 @@ static void select_for(struct scene *scene, const char *model, const char *platf
 /* Qwen3-Next: three linear layers to a full one. */
 static void begin(struct scene *scene, const char *attention, int with_hybrid)
 {
-    create(scene);
-    load(scene, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    scene_create(scene);
+    load_plugin(scene->host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
     if (with_hybrid)
-        load(scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+        load_plugin(scene->host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
     select_for(scene, "qwen3_next.json", "simulate = sm90", attention);
-}
-
-static void end(struct scene *scene)
-{
-    select_destroy(scene->selection);
-    model_destroy(scene->model);
-    config_destroy(scene->config);
-    attnhost_destroy(scene->host);
 }
 
 #define TWO "attention_backend = triton_like\nlinear_attn_backend = state_like"
@@ -131,9 +72,9 @@ TEST_OF(join, two_kinds_become_one_unit)
     ck_assert_uint_eq(node->num_children, 2);
     compose_destroy(node);
     select_destroy(scene.selection); /* again: what is defined is found */
-    choose(&scene);
+    scene_choose(&scene);
     check_joined(&scene, "triton_like-with-state_like");
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* A composite may be a child: the full-attention layers by two backends. */
@@ -147,7 +88,7 @@ TEST_OF(join, a_pair_is_a_child)
     ck_assert_uint_eq(scene.selection->num_units, 1);
     ck_assert_str_eq(scene.selection->units[0].type, "hybrid_linear");
     ck_assert_str_eq(scene.selection->units[0].backend, "triton_like-decode_only-with-state_like");
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* A backend that has the name of the pair is used if it is the pair, else it is in the way. */
@@ -156,9 +97,9 @@ LOOP_OF(join, a_pair_that_is_defined, 0, 2)
     static const char *const decode[] = {"decode_only", "extend_only"};
     char attention[512];
     struct scene scene;
-    create(&scene);
-    load(&scene, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
-    load(&scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
+    scene_create(&scene);
+    load_plugin(scene.host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
+    load_plugin(scene.host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
     snprintf(attention, sizeof attention,
              "prefill_attention_backend = triton_like\ndecode_attention_backend = decode_only\n"
              "linear_attn_backend = state_like\n[backend.triton_like-decode_only]\n"
@@ -169,7 +110,7 @@ LOOP_OF(join, a_pair_that_is_defined, 0, 2)
     ck_assert_msg(scene.status == (_i ? ATTN_CONFIG_ERROR : ATTN_OK), "%s",
                   host_error_text(&scene.error));
     ck_assert(!_i || strstr(host_error_text(&scene.error), "this name is needed"));
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* One backend for both kinds; no composite; its name is taken; its name would be too long. */
@@ -200,7 +141,7 @@ LOOP_OF(join, what_cannot_be_joined_stays_as_it_was, 0, 4)
         groups += scene.selection->units[u].num_groups;
     }
     ck_assert_uint_eq(groups, scene.selection->num_groups);
-    end(&scene);
+    scene_end(&scene);
 }
 
 /* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */
@@ -222,9 +163,9 @@ LOOP_OF(join, expanded_layers_stay_apart, 0, 2)
         char attention[512];
         snprintf(attention, sizeof attention, "mla_prefill = %s\n%s",
                  expanded ? "expanded" : "absorbed", cases[_i].attention);
-        create(&scene);
+        scene_create(&scene);
         for (size_t f = 0; f < sizeof files / sizeof *files; f++)
-            load(&scene, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", files[f]);
+            load_plugin(scene.host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", files[f]);
         select_for(&scene, "kimi_linear.json", "device = cpu", attention);
         const struct selection *s = scene.selection;
         ck_assert_uint_eq(s->num_units, expanded ? 2 : 1);
@@ -236,7 +177,7 @@ LOOP_OF(join, expanded_layers_stay_apart, 0, 2)
                                                       : cases[_i].latent);
             ck_assert(!expanded || unit->num_groups == 1);
         }
-        end(&scene);
+        scene_end(&scene);
     }
 }
 
