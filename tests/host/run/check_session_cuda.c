@@ -112,20 +112,6 @@ static void go_with(struct run *run, const char *device, const char *backend,
     go(run);
 }
 
-/* What must be so after every good run. */
-static void check_good(const struct run *run)
-{
-    const struct report *r = &run->report;
-    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s %s", run->code,
-                  host_error_text(&run->error), r->verify.first_failure, fake.first_fault());
-    ck_assert_int_gt(r->verify.rows_checked, 0);
-    ck_assert_int_eq(r->verify.rows_failed, 0);
-    ck_assert_int_eq(r->verify.steps_not_finite, 0);
-    ck_assert_int_eq(r->verify.trespasses, 0);
-    ck_assert_int_eq(r->kv.leaked, 0);
-    ck_assert_uint_eq(strlen(r->digest), 64);
-}
-
 /* The same tokens, however they were scheduled. */
 static void check_equal_counts(const struct report *a, const struct report *b)
 {
@@ -277,7 +263,7 @@ LOOP_OF(runs, results_are_equal, 0, COUNT(variants))
         fake.get_counters(&counters);
         if (runs[i].report.verify.rows_checked == 0)
             ck_abort_msg("%s: %s", names[i], host_error_text(&runs[i].error));
-        check_good(&runs[i]);
+        check_good(&runs[i], fake.first_fault());
         check_equal_counts(&runs[i].report, &runs[0].report);
         bool graphs = i == 2 && has_graphs(variants[_i]);
         ck_assert_int_eq(counters.graph_launches > 0, graphs);
@@ -305,7 +291,7 @@ TEST_OF(runs, digest_does_not_depend_on_the_schedule)
     for (int i = 0; i < 5; i++) {
         prepare_device();
         go_with(&runs[i], "cuda:0", "fixture", schedules[i]);
-        check_good(&runs[i]);
+        check_good(&runs[i], fake.first_fault());
         ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
         check_device();
     }
@@ -339,7 +325,7 @@ TEST_OF(runs, digest_does_not_depend_on_drafts)
     for (int i = 0; i < 5; i++) {
         prepare_device();
         go_with(&runs[i], "cuda:0", "fixture", ways[i]);
-        check_good(&runs[i]);
+        check_good(&runs[i], fake.first_fault());
         ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
         ck_assert_int_eq(runs[i].report.drafts.present, i > 0);
         ck_assert_int_eq(runs[i].report.drafts.verifications > 0, i > 0);
@@ -389,7 +375,7 @@ LOOP_OF(runs, turned_down_drafts_are_judged, 0, 3)
     struct run right, wrong;
     set_up();
     go_with(&right, "cuda:0", "fixture", ways[_i]);
-    check_good(&right);
+    check_good(&right, fake.first_fault());
     check_device();
     ck_assert_int_eq(right.report.graphs.count > 0, _i > 0);
     ck_assert_int_eq(right.report.drafts.accepted, 0);
@@ -417,7 +403,7 @@ LOOP_OF(runs, two_backends_share_the_cache, 0, 2)
     struct run plain, pair;
     set_up();
     go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){pairs[_i][2]});
-    check_good(&plain);
+    check_good(&plain, fake.first_fault());
     check_device();
     prepare_device();
     begin(&pair, "cuda:0", "fixture");
@@ -426,7 +412,7 @@ LOOP_OF(runs, two_backends_share_the_cache, 0, 2)
     set(&pair, "backend.other.type=cuda_fixture");
     set(&pair, "backend.other.index_form=csr");
     go(&pair);
-    check_good(&pair);
+    check_good(&pair, fake.first_fault());
     check_equal_counts(&pair.report, &plain.report);
     ck_assert_str_eq(pair.report.digest, plain.report.digest);
     ck_assert_uint_eq(pair.report.num_paths, 2);
@@ -530,7 +516,7 @@ TEST_OF(runs, shared_prefixes_are_told)
         set(&runs[i], "%s", ways[i]);
         go(&runs[i]);
         const struct report *r = &runs[i].report;
-        check_good(&runs[i]);
+        check_good(&runs[i], fake.first_fault());
         check_device();
         ck_assert_int_eq(prefixes.faults, 0);
         ck_assert_int_eq(r->has_shared, i < 2);
@@ -574,7 +560,7 @@ TEST_OF(runs, rows_are_counted_by_path)
         struct run run;
         set_up();
         go_with(&run, "cuda:0", "fixture", ways[w]);
-        check_good(&run);
+        check_good(&run, fake.first_fault());
         const struct report *r = &run.report;
         int64_t prefill = LAYERS * r->tokens.prefill, decode = LAYERS * r->tokens.decode;
         ck_assert_int_eq(r->graphs.count > 0, w != 1);
@@ -599,7 +585,7 @@ TEST_OF(runs, children_tell_of_their_paths)
     set(&run, "backend.other.type=cuda_fixture");
     set(&run, "backend.other.paths=all");
     go(&run);
-    check_good(&run);
+    check_good(&run, fake.first_fault());
     const struct report *r = &run.report;
     ck_assert_int_eq(rows_of(&run, "fixture"), LAYERS * r->tokens.prefill);
     ck_assert_int_eq(rows_of(&run, "other/decode"), LAYERS * r->tokens.decode);
@@ -618,7 +604,7 @@ LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
     struct run plain, routed;
     set_up();
     go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
-    check_good(&plain);
+    check_good(&plain, fake.first_fault());
     check_device();
     prepare_device();
     begin(&routed, "cuda:0", "fixture");
@@ -631,7 +617,7 @@ LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
     set(&routed, "backend.two.index_form=csr");
     set(&routed, "backend.short.type=cuda_fixture");
     go(&routed);
-    check_good(&routed);
+    check_good(&routed, fake.first_fault());
     check_equal_counts(&routed.report, &plain.report);
     ck_assert_str_eq(routed.report.digest, plain.report.digest);
     ck_assert_int_eq(routed.report.graphs.count, _i ? 0 : CAPTURES);
@@ -662,7 +648,7 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
     int way = _i / 2;
     set_up();
     go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){TREES});
-    check_good(&plain);
+    check_good(&plain, fake.first_fault());
     check_device();
     prepare_device();
     begin(&named, "cuda:0", "fixture");
@@ -676,7 +662,7 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
     set(&named, "backend.two.takes_trees=yes");
     go(&named);
     const struct report *r = &named.report;
-    check_good(&named);
+    check_good(&named, fake.first_fault());
     check_equal_counts(r, &plain.report);
     ck_assert_str_eq(r->digest, plain.report.digest);
     ck_assert_int_eq(r->graphs.count > 0, _i % 2 == 0);
@@ -698,7 +684,7 @@ LOOP_OF(runs, autotune_measures_on_the_device, 0, 2)
     struct run plain, tuned;
     set_up();
     go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
-    check_good(&plain);
+    check_good(&plain, fake.first_fault());
     check_device();
     prepare_device();
     begin(&tuned, "cuda:0", "best");
@@ -710,7 +696,7 @@ LOOP_OF(runs, autotune_measures_on_the_device, 0, 2)
     set(&tuned, "backend.other.type=cuda_fixture");
     set(&tuned, "backend.other.index_form=csr");
     go(&tuned);
-    check_good(&tuned);
+    check_good(&tuned, fake.first_fault());
     check_equal_counts(&tuned.report, &plain.report);
     ck_assert_str_eq(tuned.report.digest, plain.report.digest);
     ck_assert_int_eq(tuned.report.graphs.count, _i ? 0 : CAPTURES);
@@ -772,7 +758,7 @@ TEST_OF(runs, graphs_need_free_memory)
     set_up();
     watch_launches(note_memory);
     go_with(&roomy, "cuda:0", "fixture", settings);
-    check_good(&roomy);
+    check_good(&roomy, fake.first_fault());
     ck_assert_int_eq(roomy.report.graphs.count, 1);
     prepare_device();
     fake.set_memory(0, bytes_at_capture - 1);
@@ -795,7 +781,7 @@ TEST_OF(runs, decode_is_replayed)
     set_up();
     watch_launches(NULL);
     go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
-    check_good(&run);
+    check_good(&run, fake.first_fault());
     fake.get_counters(&counters);
     int64_t decodes = (int64_t)run.report.decode.count;
     ck_assert_int_gt(decodes, 3);
@@ -828,7 +814,7 @@ LOOP_OF(runs, other_decodes_are_eager, 0, 3)
     set_up();
     watch_launches(NULL);
     go_with(&run, "cuda:0", "fixture", settings[_i]);
-    check_good(&run);
+    check_good(&run, fake.first_fault());
     fake.get_counters(&counters);
     ck_assert_int_eq(strstr(run.notes, "graphs: none, as fixture") != NULL, _i == 1);
     ck_assert_int_gt(spy.eager_decodes, 0);
@@ -991,12 +977,12 @@ LOOP_OF(runs, a_slow_device_gives_the_same, 0, 6)
     struct run fast, slow;
     set_up();
     go_with(&fast, "cuda:0", "fixture", settings[_i]);
-    check_good(&fast);
+    check_good(&fast, fake.first_fault());
     prepare_device();
     most_ahead = 0;
     watch_launches(hold_each_layer);
     go_with(&slow, "cuda:0", "fixture", settings[_i]);
-    check_good(&slow);
+    check_good(&slow, fake.first_fault());
     check_equal_counts(&slow.report, &fast.report);
     ck_assert_str_eq(slow.report.digest, fast.report.digest);
     if (_i < 2)
@@ -1063,7 +1049,7 @@ LOOP_OF(failures, every_call_fails_once, 0, COUNT(calls))
         injected = fake.injected();
         failed += run.code != EXIT_GOOD;
         if (run.code == EXIT_GOOD)
-            check_good(&run);
+            check_good(&run, fake.first_fault());
         ck_assert_msg(run.code == EXIT_GOOD || *host_error_text(&run.error), "%s %d: exit %d",
                       calls[_i], (int)n, run.code);
         ck_assert_int_eq(run.report.kv.leaked, 0);
@@ -1103,7 +1089,7 @@ static void go_undisturbed(struct run *run, int i)
     begin_to_lose(run, i);
     run->probe = count_calls;
     go(run);
-    check_good(run);
+    check_good(run, fake.first_fault());
     ck_assert_int_eq(run->report.device_losses, 0);
     fake.get_counters(&counters);
     calls_of_run = counters.calls;
@@ -1115,7 +1101,7 @@ static void go_undisturbed(struct run *run, int i)
  * cache may have to be computed for the first time. */
 static void check_recovered(const struct run *run, const struct run *undisturbed, int i)
 {
-    check_good(run);
+    check_good(run, fake.first_fault());
     ck_assert_int_eq(run->report.requests, undisturbed->report.requests);
     ck_assert_int_eq(run->report.tokens.decode, undisturbed->report.tokens.decode);
     ck_assert_int_eq(input_tokens(&run->report), input_tokens(&undisturbed->report));

@@ -56,12 +56,7 @@ static void go_on(struct run *run, const char *device, const char *const setting
     for (int s = 0; s < SETTINGS && settings[s]; s++)
         set(run, "%s", settings[s]);
     go(run);
-    const struct report *r = &run->report;
-    ck_assert_msg(run->code == EXIT_GOOD, "%s, exit %d: %s %s %s", device, run->code,
-                  host_error_text(&run->error), r->verify.first_failure, fake.first_fault());
-    ck_assert_int_gt(r->verify.rows_checked, 0);
-    ck_assert_int_eq(r->verify.rows_failed, 0);
-    ck_assert_int_eq(r->kv.leaked, 0);
+    check_good(run, fake.first_fault());
     assert_nothing_left();
     assert_clean();
 }

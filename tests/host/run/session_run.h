@@ -156,6 +156,21 @@ static inline int32_t find_first_rows(const struct batch_step *step, int64_t *ro
     return 0;
 }
 
+/* What must be so after every good run; `fault` is what a fake driver says. */
+static inline void check_good(const struct run *run, const char *fault)
+{
+    const struct report *r = &run->report;
+    ck_assert_msg(run->code == EXIT_GOOD, "exit %d: %s %s %s", run->code,
+                  host_error_text(&run->error), r->verify.first_failure, fault);
+    ck_assert_int_gt(r->verify.rows_checked, 0);
+    ck_assert_int_eq(r->verify.rows_failed, 0);
+    ck_assert_int_eq(r->verify.steps_not_finite, 0);
+    ck_assert_int_eq(r->verify.trespasses, 0);
+    ck_assert_int_eq(r->kv.leaked, 0);
+    ck_assert_int_eq(r->states.leaked, 0);
+    ck_assert_uint_eq(strlen(r->digest), 64);
+}
+
 /* Models with recurrent layers, small: delta net with attention, Mamba2 and attention in each block, Mamba2 alone. */
 #define QWEN3_NEXT_MODEL                                                                           \
     "{\"architectures\": [\"Qwen3NextForCausalLM\"], \"hidden_size\": 64,\n"                       \
