@@ -2,14 +2,8 @@
  *
  * check_select_device: platform.device = auto, on the fake driver and without one.
  */
-#include <string.h>
-
-#include "host/embed/embed.h"
-#include "host/base/error.h"
-#include "host/select/platform.h"
-#include "host/select/select.h"
+#include "tests/host/select/scene.h"
 #include "tests/tools/fake_cuda_test.h"
-#include "tests/tools/test_main.h"
 
 static attnhost *host;
 static struct config *config;
@@ -20,22 +14,13 @@ static host_error error;
 
 #define MODEL "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 64\n"
 
-static void load(const char *file)
-{
-    char path[1024];
-    const char *from = getenv("ATTNHOST_TEST_PLUGIN_DIR");
-    snprintf(path, sizeof path, "%s/%s", from ? from : "plugins/.libs", file);
-    ck_assert_msg(attnhost_load_plugin(host, path, &error.base) == ATTN_OK, "%s",
-                  host_error_text(&error));
-}
-
 static attn_status choose(const char *ini)
 {
     host_error_init(&error);
     selection = NULL;
     ck_assert_int_eq(attnhost_create(NULL, &host, NULL), ATTN_OK);
-    load("cpu_native.so");
-    load("triton_like.so");
+    load_plugin(host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "cpu_native.so");
+    load_plugin(host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "triton_like.so");
     attn_status status =
         config_load_text(ini, strlen(ini), "t.ini", NULL, NULL, 0, &config, &error.base);
     if (!status)
