@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * boxes.c: tensor maps by which mla_attend_64 and mla_attend_coded_64 copy whole boxes of pages.
+ * boxes.c: tensor maps by which mla_attend_64, mla_attend_codes_N with few rows and mla_attend_coded_N copy whole boxes
+ * of pages.
  */
 #include "plugins/flashmla_like/flashmla_like.h"
 
@@ -39,13 +40,13 @@ static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int 
 static int has_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
                      const mla_call *call)
 {
-    const int latents = fm_latents(&instance->groups[index]);
-    const int copied = latents == FM_LATENT_BF16
-                           ? call->rope > 0
-                           : latents == FM_LATENT_CODED && call->lora == MLA_LORA;
-    return call->rows == MLA_ROWS && copied && call->page_size % MLA_BOX == 0 &&
-           !call->batch.req_to_token && call->operands.aligned & CALL_ALIGNED_CACHE &&
-           cache->shape[0] > 0 && instance->cuda->cuTensorMapEncodeTiled;
+    const int latents = fm_latents(&instance->groups[index]), wide = call->rows == MLA_ROWS;
+    const int codes = latents == FM_LATENT_CODED || (latents == FM_LATENT_CODES && !wide);
+    const int copied =
+        latents == FM_LATENT_BF16 ? wide && call->rope > 0 : codes && call->lora == MLA_LORA;
+    return copied && call->page_size % MLA_BOX == 0 && !call->batch.req_to_token &&
+           call->operands.aligned & CALL_ALIGNED_CACHE && cache->shape[0] > 0 &&
+           instance->cuda->cuTensorMapEncodeTiled;
 }
 
 attn_status fm_make_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
@@ -54,7 +55,7 @@ attn_status fm_make_boxes(const attn_instance *instance, uint32_t index, const a
     call->boxed = has_boxes(instance, index, cache, call);
     if (!call->boxed)
         return ATTN_OK;
-    if (fm_latents(&instance->groups[index]) == FM_LATENT_CODED)
+    if (fm_latents(&instance->groups[index]) != FM_LATENT_BF16)
         return make_map(instance->cuda, cache, 0, call->lora + call->rope, &call->maps[0], error);
     attn_status status = make_map(instance->cuda, cache, 0, call->lora, &call->maps[0], error);
     return status == ATTN_OK

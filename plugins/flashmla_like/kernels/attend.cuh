@@ -249,11 +249,17 @@ DEVICE void store_factors(const float (&factor)[N / 4], const mla_shared<N> &m, 
                 make_float2(factor[2 * i], factor[2 * i + 1]);
 }
 
-/* Add up the columns' sums over all warps, take the sink in, and write the LSE. */
+/* The column that a lane of warp 0 finishes, one of those that lanes of its number modulo 4 have; N lanes have one. */
+DEVICE int finish_column(int lane)
+{
+    return lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
+}
+
+/* Add up the columns' sums over all warps, take the sink in, and write the LSE. Returns what sums of values are to be
+ * multiplied by, in the lane of warp 0 that finishes a column: code for each column would come from memory. */
 template <int N, int warps = 4>
-DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                   mla_columns<N> &columns, float (&factor)[N / 4], const mla_shared<N> &m,
-                   int warp, int lane)
+DEVICE float finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                    mla_columns<N> &columns, const mla_shared<N> &m, int warp, int lane)
 {
     named_sync(1, warps * 32);
 #pragma unroll
@@ -265,29 +271,38 @@ DEVICE void finish(const mla_call &c, const mla_walk &w, const index_sequence &q
             *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
                 make_float2(columns.sum[2 * i], columns.sum[2 * i + 1]);
     named_sync(1, warps * 32);
-    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+    if (warp > 0 || lane >= N)
+        return 0;
+    const int first = first_row<N>(c, w), rows = q.q_len * c.heads, n = finish_column(lane);
+    softmax_row row = {columns.top[0], 0};
 #pragma unroll
-    for (int k = 0; k < N / 4; k++) {
-        const int n = k / 2 * 8 + lane % 4 * 2 + k % 2;
-        float sum = 0;
-        for (int other = 0; other < warps; other++)
-            sum += m.exchange[other * N + n];
-        softmax_row row = {columns.top[k], sum};
-        if (!walk_whole(w)) {
-            factor[k] = softmax_end(&row);
-            if (warp == 0 && lane < 4)
-                c.part_lse[part_place(c, w) * N + n] = softmax_lse(&row);
-            continue;
-        }
-        int valid = first + n < rows, r = valid ? first + n : 0;
-        float shrink = 1;
-        if (c.operands.sinks)
-            softmax_take(&row, c.operands.sinks[r % c.heads] * SOFTMAX_LOG2E, &shrink);
-        factor[k] = softmax_end(&row) * shrink;
-        if (warp == 0 && lane < 4 && c.operands.lse && valid)
-            *(float *)((char *)c.operands.lse + (q.first_row + r / c.heads) * c.operands.lse_row +
-                       r % c.heads * c.operands.lse_head) = softmax_lse(&row);
+    for (int k = 1; k < N / 4; k++) {
+        const float top = columns.top[k];
+        row.top = lane / 4 == k ? +top : +row.top;
     }
+#pragma unroll
+    for (int other = 0; other < warps; other++)
+        row.sum += m.exchange[other * N + n];
+    if (!walk_whole(w)) {
+        c.part_lse[part_place(c, w) * N + n] = softmax_lse(&row);
+        return softmax_end(&row);
+    }
+    const int valid = first + n < rows, r = valid ? first + n : 0;
+    float shrink = 1;
+    if (c.operands.sinks)
+        softmax_take(&row, c.operands.sinks[r % c.heads] * SOFTMAX_LOG2E, &shrink);
+    const float factor = softmax_end(&row) * shrink;
+    if (c.operands.lse && valid)
+        *(float *)((char *)c.operands.lse + (q.first_row + r / c.heads) * c.operands.lse_row +
+                   r % c.heads * c.operands.lse_head) = softmax_lse(&row);
+    return factor;
+}
+
+/* The last factors, from the lanes that finish() left them in. */
+template <int N> DEVICE void store_last(float factor, const mla_shared<N> &m, int warp, int lane)
+{
+    if (warp == 0 && lane < N)
+        m.factor[finish_column(lane)] = factor;
 }
 
 template <int N> DEVICE void columns_begin(mla_columns<N> &columns)
@@ -302,7 +317,6 @@ template <int N> DEVICE void columns_begin(mla_columns<N> &columns)
 template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
 {
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
-    const mask_rule rule = plan_rule(&c);
     const float scale = c.sm_scale * SOFTMAX_LOG2E;
     ring<MLA_STAGES> at;
     unsigned p_phase = 1;
@@ -314,7 +328,7 @@ template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         load_queries<N>(c, w, q, m, thread);
-        seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
+        all_see<N>(c, w, q, m, &lo, &least_hi);
         columns_begin<N>(columns);
         for (int t = w.t0; t < w.t1; t++) {
             int j = (w.u.first_tile + t) * MLA_TILE;
@@ -337,10 +351,10 @@ template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
             barrier_arrive(m.p_full);
             named_sync(1, GROUP_THREADS);
         }
-        finish<N>(c, w, q, columns, factor, m, warp, lane);
+        const float last = finish<N>(c, w, q, columns, m, warp, lane);
         barrier_wait(m.p_empty, p_phase);
         p_phase ^= 1;
-        store_factors<N>(factor, m, warp, lane);
+        store_last<N>(last, m, warp, lane);
         barrier_arrive(m.p_full);
     }
 }

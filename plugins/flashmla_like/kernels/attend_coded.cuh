@@ -13,20 +13,14 @@
 
 #include "plugins/flashmla_like/kernels/attend_rows.cuh"
 
-#define CODED_PANEL  (MLA_TILE * ROW_BYTES) /* bytes of 128 codes of 64 rows */
-#define CODED_STEPS  (MLA_DIM / 32)         /* products of codes */
-#define CODED_HELD   4                      /* of those the last ones have queries in registers */
-#define CODED_SCORES (MLA_TILE / 2)         /* of a thread */
-#define CODED_AHEAD  2 /* pairs of products with values that may be under way */
+#define CODED_STEPS  (MLA_DIM / 32) /* products of codes */
+#define CODED_HELD   4              /* of those the last ones have queries in registers */
+#define CODED_SCORES (MLA_TILE / 2) /* of a thread */
+#define CODED_AHEAD  2              /* pairs of products with values that may be under way */
 
-/* What products of codes read: panels of the 128-byte swizzle. */
-struct coded_tile {
-    static constexpr int rows = MLA_TILE, next = CODED_PANEL, unrolled = 1;
-
-    static __device__ __forceinline__ unsigned place(int row, int piece)
-    {
-        return piece / 8 * CODED_PANEL + swizzled(row, piece % 8);
-    }
+/* The same tile for loaders of few registers. */
+struct coded_tile : codes_tile {
+    static constexpr int unrolled = 1;
 };
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
@@ -35,8 +29,8 @@ DEVICE mla_shared<ROWS> coded_find(unsigned char *memory)
 {
     mla_shared<ROWS> m;
     m.q = shared_address(memory);
-    m.tiles = m.q + MLA_CODED_TILE;
-    m.p = m.tiles + MLA_CODED_STAGES * MLA_CODED_TILE;
+    m.tiles = m.q + MLA_CODES_TILE;
+    m.p = m.tiles + MLA_CODED_STAGES * MLA_CODES_TILE;
     m.exchange = m.q_scale = 0;
     m.factor = (float *)(memory + (m.p - m.q) + 2 * MLA_SHARED_P(ROWS));
     m.lo = (int *)(m.factor + 2 * ROWS);
@@ -48,82 +42,11 @@ DEVICE mla_shared<ROWS> coded_find(unsigned char *memory)
     return m;
 }
 
-/* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
-
-/* 16 latents of a page, by one thread: a box of each panel. */
-DEVICE void coded_load_boxes(const mla_call &c, unsigned to, unsigned full, int token, int page)
-{
-#pragma unroll
-    for (int p = 0; p < MLA_CODED_PANELS; p++)
-        tensor_load_by(to + p * CODED_PANEL, &c.maps[0], full, p * 128, token, page, 0,
-                       codes_policy(c));
-}
-
-/* Lane 31 of each warp has the first key of a box, the others a row each. */
-DEVICE void coded_feed(const mla_call &c, const mla_shared<ROWS> &m)
-{
-    typedef coded_tile to;
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int mine = warp * MLA_BOX + (lane == 31 ? 0 : lane % MLA_BOX);
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
-    const mask_rule rule = plan_rule(&c);
-    ring<MLA_CODED_STAGES> at;
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
-        index_sequence q;
-        int lo, hi;
-        unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * MLA_TILE;
-        int entry = find_entry(c, q, lo, hi, j + mine);
-        for (int t = w.t0; t < w.t1; t++) {
-            const unsigned tile = m.tiles + at.slot * MLA_CODED_TILE, full = m.full + 8 * at.slot;
-            const bool boxed = c.boxed && j >= lo && j + MLA_TILE <= int_min(hi, q.first_new);
-            const int now = entry;
-            entry = find_entry(c, q, lo, hi, j + MLA_TILE + mine);
-            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            if (boxed) {
-                if (threadIdx.x == 0)
-                    barrier_arrive_expect(full, MLA_CODED_TILE);
-                else
-                    barrier_arrive(full);
-                if (lane == 31)
-                    coded_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full,
-                                     (j + mine) % c.page_size, now);
-            } else {
-                const codes_source from = codes_find_source(c, q, lo, hi, j + mine, now);
-                if (aligned && !__any_sync(~0u, from.fresh)) {
-                    codes_load_tile<to>(c, from, tile, warp, lane);
-                    copy_arrive(full);
-                } else {
-                    codes_load_slow<to>(c, from, tile, warp, lane, aligned);
-                    codes_load_fresh<to>(c, from, tile, codes_scale(c), warp, lane);
-                    copy_wait();
-                    barrier_arrive(full);
-                }
-            }
-            j += MLA_TILE;
-            at.advance();
-        }
-    }
-    copy_wait();
-}
-
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
 typedef unsigned coded_held[CODED_HELD][4];
 
-/* sums[64 x 64] = (add ? sums : 0) + a[64 x 32] * b[64 x 32]^T of e4m3, both in shared memory. */
-DEVICE void coded_product_shared(float (&s)[CODED_SCORES], unsigned long long a,
-                                 unsigned long long b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_64 ", 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
-                 "}, " PTX_SHARED_64 ", p, 1, 1;\n}"
-                 : PTX_SUMS_64(s)
-                 : "l"(a), "l"(b), "r"(add));
-}
-
-/* The same with a in registers. */
+/* sums[64 x 64] = (add ? sums : 0) + a[64 x 32] * b[64 x 32]^T of e4m3, with a in registers. */
 DEVICE void coded_product_held(float (&s)[CODED_SCORES], const unsigned (&a)[4],
                                unsigned long long b, int add)
 {
@@ -134,25 +57,38 @@ DEVICE void coded_product_held(float (&s)[CODED_SCORES], const unsigned (&a)[4],
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+/* Half of row n of the block, every other 16 codes of it; of one that is not there, zeros. */
+template <bool aligned>
+DEVICE void coded_load_query(const mla_call &c, const index_sequence &q, unsigned to, int row,
+                             int n, int half)
+{
+    constexpr int unrolled = aligned ? MLA_LORA / 32 : 1;
+    const bool there = row < q.q_len * c.heads;
+    const int at = there ? row : 0, head = at % c.heads;
+    const i64 token = q.first_row + at / c.heads;
+    const char *nope = (const char *)c.operands.q + token * c.operands.q_row +
+                       head * c.operands.q_head + half * 16;
+    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + head * c.q_pe_head + half * 16;
+    const int lora = there ? c.lora - half * 16 : 0, rope = there ? c.rope - half * 16 : 0;
+#pragma unroll(unrolled)
+    for (int d = 0; d < MLA_LORA; d += 32)
+        codes_copy(to + codes_tile::place(n, d / 16 + half), nope + d, d < lora ? 16 : 0, aligned);
+#pragma unroll(unrolled)
+    for (int d = 0; d < MLA_ROPE; d += 32)
+        codes_copy(to + codes_tile::place(n, (MLA_LORA + d) / 16 + half), pe + d, d < rope ? 16 : 0,
+                   aligned);
+}
+
 /* Queries as panels of codes, and the keys that rows see. */
 DEVICE void coded_load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                               const mask_rule &rule, const mla_shared<ROWS> &m, int thread)
+                               const mask_rule &rule, const mla_shared<ROWS> &m)
 {
-    const int first = first_row<ROWS>(c, w), rows = q.q_len * c.heads;
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
-#pragma unroll 2
-    for (int i = thread; i < ROWS * (MLA_DIM / 16); i += GROUP_THREADS) {
-        const int n = i / (MLA_DIM / 16), piece = i % (MLA_DIM / 16), pe = piece - MLA_LORA / 16;
-        const bool valid = first + n < rows;
-        const int r = valid ? first + n : 0, head = r % c.heads;
-        const i64 row = q.first_row + r / c.heads;
-        const char *from =
-            pe < 0 ? (const char *)c.operands.q + row * c.operands.q_row +
-                         head * c.operands.q_head + piece * 16
-                   : (const char *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head + pe * 16;
-        const bool there = valid && (pe < 0 ? piece * 16 < c.lora : pe * 16 < c.rope);
-        codes_copy(m.q + coded_tile::place(n, piece), from, there ? 16 : 0, aligned);
-    }
+    const int thread = thread_here() - GROUP_THREADS, n = thread / 2,
+              row = first_row<ROWS>(c, w) + n;
+    if (c.operands.aligned & CALL_ALIGNED_Q)
+        coded_load_query<true>(c, q, m.q, row, n, thread % 2);
+    else
+        coded_load_query<false>(c, q, m.q, row, n, thread % 2);
     if (thread < ROWS)
         row_seen<ROWS>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
     copy_wait();
@@ -169,7 +105,7 @@ DEVICE void coded_hold(coded_held &held, const mla_shared<ROWS> &m, int warp, in
         for (int k = 0; k < 4; k++)
             held[i][k] =
                 shared_load_word(m.q +
-                                 coded_tile::place(row_of(warp, lane, k % 2),
+                                 codes_tile::place(row_of(warp, lane, k % 2),
                                                    (CODED_STEPS - CODED_HELD + i) * 2 + k / 2) +
                                  lane % 4 * 4);
 }
@@ -183,9 +119,9 @@ DEVICE void coded_multiply_steps(float (&s)[CODED_SCORES], const coded_held &hel
     products_fence();
 #pragma unroll
     for (int i = first; i < end; i++) {
-        const unsigned far = i / 4 * CODED_PANEL + i % 4 * 32;
+        const unsigned far = i / 4 * CODES_PANEL + i % 4 * 32;
         if (i < CODED_STEPS - CODED_HELD)
-            coded_product_shared(s, descriptor_advance(a, far), descriptor_advance(b, far), i > 0);
+            codes_product<ROWS>(s, descriptor_advance(a, far), descriptor_advance(b, far), i > 0);
         else
             coded_product_held(s, held[i - (CODED_STEPS - CODED_HELD)], descriptor_advance(b, far),
                                i > 0);
@@ -239,15 +175,15 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
         mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        coded_load_queries(c, w, q, rule, m, thread);
+        coded_load_queries(c, w, q, rule, m);
         coded_hold(held, m, warp, lane);
-        seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
+        all_see<ROWS>(c, w, q, m, &lo, &least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE;
         for (int t = w.t1 - w.t0; t > 0; t--) {
             float s[CODED_SCORES], factor[2];
             barrier_wait(m.full + 8 * at.slot, at.phase);
             fence_async_shared();
-            coded_scores(s, held, m, m.tiles + at.slot * MLA_CODED_TILE, ratio);
+            coded_scores(s, held, m, m.tiles + at.slot * MLA_CODES_TILE, ratio);
             release(m.empty + 8 * at.slot);
             at.advance();
             if (sign != 1.0f)
@@ -277,26 +213,6 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
 }
 
 /* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
-
-/* Where a lane's eight dimensions of tokens 2 t and 2 t + 1 are in a tile. */
-struct coded_lane {
-    unsigned even, odd;
-
-    DEVICE_MEMBER void find(int lane, int d0)
-    {
-        even = coded_tile::place(lane % 4 * 2, d0 / 16) + d0 % 16;
-        odd = coded_tile::place(lane % 4 * 2 + 1, d0 / 16) + d0 % 16;
-    }
-    /* of 16 tokens */
-    DEVICE_MEMBER codes_values load(unsigned tile, int tokens) const
-    {
-        codes_values v;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            v.x[i] = codes_load(tile + (i % 2 ? odd : even) + (tokens + i / 2 * 8) * ROW_BYTES);
-        return v;
-    }
-};
 
 DEVICE float2 coded_factors(const mla_shared<ROWS> &m, int i, int lane)
 {
@@ -330,7 +246,7 @@ DEVICE void coded_multiply(mla_sums<ROWS> &o, const mla_shared<ROWS> &m, int lan
 
 /* A tile's values: two products at a time, the next two converted while these are under way. */
 template <class wait>
-DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const coded_lane &mine, unsigned tile,
+DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const codes_lane &mine, unsigned tile,
                       unsigned empty, int add, const wait &ready)
 {
     constexpr int steps = MLA_TILE / 16;
@@ -367,7 +283,7 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
 {
     const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, warp = thread / 32;
     const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8;
-    coded_lane mine;
+    codes_lane mine;
     mine.find(lane, d0);
     ring<MLA_CODED_STAGES> at;
     ring<2> part;
@@ -379,7 +295,7 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
             const mla_shared<ROWS> from = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);
             barrier_wait(m.full + 8 * at.slot, at.phase);
-            coded_add(o, from.p, mine, m.tiles + at.slot * MLA_CODED_TILE, m.empty + 8 * at.slot,
+            coded_add(o, from.p, mine, m.tiles + at.slot * MLA_CODES_TILE, m.empty + 8 * at.slot,
                       add, [&] {
                           barrier_wait(from.p_full, part.phase);
                           fence_async_shared();
@@ -398,9 +314,9 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
         walk_again(c, w);
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
-            codes_out<ROWS>(c, w, q, o, d0);
+            codes_out<ROWS, 4>(c, w, q, o, d0, lane);
         else
-            codes_part<ROWS, 4>(c, w, q, o, d0, (int)threadIdx.x % 32);
+            codes_part<ROWS, 4>(c, w, q, o, d0, lane);
     }
 }
 
@@ -412,7 +328,8 @@ struct coded_roles {
     static constexpr int scorers = 1, buffers = 2, turns = 0;
     static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
 
-    MLA_ROLES(coded_find(memory), coded_feed(c, m), coded_score(c, m), coded_add_up(c, m))
+    MLA_ROLES(coded_find(memory), (codes_feed_boxes<ROWS, stages, coded_tile>(c, m)),
+              coded_score(c, m), coded_add_up(c, m))
 };
 
 #define MLA_ATTEND_CODED(name) MLA_KERNEL(name, MLA_THREADS, coded_roles)

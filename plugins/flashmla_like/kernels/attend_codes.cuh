@@ -11,13 +11,16 @@
  * Queries are not rounded: each row is multiplied by the power of two that brings its
  * largest element just below 2^15, where elements down to 2^-32 of it stay exact. Probabilities are
  * stored times 2^15, so that fp16 holds those down to 2^-29 to its full precision.
+ *
+ * Queries of e4m3 are multiplied with the tile's codes, both in shared memory as they lie: 18 products of 32.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_CODES_CUH
 #define FLASHMLA_LIKE_ATTEND_CODES_CUH
 
 #include "plugins/flashmla_like/kernels/attend.cuh"
 
-#define CODES_BLOCKS (MLA_DIM / 32) /* of 32 codes: what the lanes of a row load at once */
+#define CODES_BLOCKS (MLA_DIM / 32)         /* of 32 codes: what the lanes of a row load at once */
+#define CODES_PANEL  (MLA_TILE * ROW_BYTES) /* bytes of 128 codes of a tile */
 #define P_SCALE      32768.0f
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
@@ -30,7 +33,7 @@ template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
     m.tiles = m.p + 2 * MLA_CODES_P(N);
     m.exchange = (float *)(memory + MLA_SHARED_Q(N) + 2 * MLA_CODES_P(N) +
                            MLA_CODES_STAGES(N) * MLA_CODES_TILE);
-    m.factor = m.exchange + 8 * N;
+    m.factor = m.exchange + 16 * N;
     m.q_scale = m.factor + 2 * N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
@@ -41,22 +44,14 @@ template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
     return m;
 }
 
-/* Where block `block` of a row of a tile lies. Rows are MLA_CODES_ROW bytes apart and neighbouring
- * blocks change places in every other four rows: then four rows in a line, and four that are two
- * apart, lie in different banks. */
-DEVICE unsigned codes_place(int row, int block)
-{
-    return row * MLA_CODES_ROW + (block ^ (row / 4 % 2)) * 32;
-}
-
 /* Where loaders put codes: a tile of so many rows, and a piece of 16 codes of one of them; `next`: how far apart pieces
- * are that are 128 codes apart. */
+ * are that are 128 codes apart. This one has panels of the 128-byte swizzle, as boxes of the copy engine leave them. */
 struct codes_tile {
-    static constexpr int rows = MLA_TILE, bytes = MLA_CODES_TILE, next = 128, unrolled = 4;
+    static constexpr int rows = MLA_TILE, next = CODES_PANEL, unrolled = 4;
 
     static __device__ __forceinline__ unsigned place(int row, int piece)
     {
-        return codes_place(row, piece / 2) + piece % 2 * 16;
+        return piece / 8 * CODES_PANEL + swizzled(row, piece % 8);
     }
 };
 
@@ -105,7 +100,7 @@ struct codes_source {
 DEVICE codes_source codes_find_source(const mla_call &c, const index_sequence &q, int lo, int hi,
                                       int j, int entry)
 {
-    mla_source at = find_source(c, q, lo, hi, j, entry);
+    mla_source at = find_line_source(c, q, lo, hi, j, entry);
     return codes_source{at.c_kv, at.k_pe, at.bytes, at.bytes && j >= q.first_new};
 }
 
@@ -123,11 +118,20 @@ DEVICE void codes_copy(unsigned to, const char *from, int bytes, bool aligned)
     shared_store(to, make_uint4(words[0], words[1], words[2], words[3]));
 }
 
+/* A lane's new latent is on its way into L1 from here on: what quantises it loads it piece by piece. */
+DEVICE void codes_fetch(const char *c_kv, int lora)
+{
+#pragma unroll 1
+    for (int d = 0; d < lora; d += 64)
+        asm volatile("prefetch.global.L1 [%0];" ::"l"(c_kv + d * 2));
+}
+
 /* A new latent as the cache would hold it, by a warp. */
 template <class to>
 DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char *c_kv,
                            const char *k_pe, float scale, int lane)
 {
+#pragma unroll 1
     for (int d = lane * 4; d < MLA_DIM; d += 128) {
         const bool there = d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope;
         const char *from = d < MLA_LORA ? c_kv + d * 2 : k_pe + (d - MLA_LORA) * 2;
@@ -142,7 +146,7 @@ DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char
     }
 }
 
-/* Eight lanes copy 128 bytes of a row at a time, four rows side by side. */
+/* Eight lanes copy 128 bytes of a row at a time, four rows side by side; not of new latents. */
 template <class to>
 DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
                             int lane)
@@ -154,9 +158,9 @@ DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigne
     for (int i = 0; i < (rows + 3) / 4; i++) {
         const int row = i * 4 + lane / 8;
         const char *from = shuffle_pointer(mine.row, row) + piece * 16;
-        const int bytes = __shfl_sync(~0u, mine.bytes, row);
+        const int bytes = __shfl_sync(~0u, mine.fresh ? -1 : mine.bytes, row);
         const unsigned at = tile + to::place(warp * rows + row, piece);
-        if (row >= rows)
+        if (row >= rows || bytes < 0)
             continue;
 #pragma unroll
         for (int k = 0; k < MLA_LORA / 128; k++)
@@ -167,10 +171,10 @@ DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigne
     }
 }
 
-/* The same but for new latents, and where addresses are no multiples of 16. */
+/* The same where addresses are no multiples of 16. */
 template <class to>
 DEVICE void codes_load_slow(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
-                            int lane, bool aligned)
+                            int lane)
 {
 #pragma unroll 1
     for (int i = 0; i < to::rows / 4; i++) {
@@ -180,8 +184,7 @@ DEVICE void codes_load_slow(const mla_call &c, const codes_source &mine, unsigne
         for (int d = lane * 16; d < MLA_DIM && !fresh; d += 512) {
             const bool there = d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope;
             codes_copy(tile + to::place(warp * (to::rows / 4) + i, d / 16),
-                       from + (d < MLA_LORA ? d : d - MLA_LORA + c.lora), there ? bytes : 0,
-                       aligned);
+                       from + (d < MLA_LORA ? d : d - MLA_LORA + c.lora), there ? bytes : 0, false);
         }
     }
 }
@@ -190,11 +193,32 @@ template <class to>
 DEVICE void codes_load_fresh(const mla_call &c, const codes_source &mine, unsigned tile,
                              float scale, int warp, int lane)
 {
-    for (int i = 0; i < to::rows / 4; i++) {
-        const char *c_kv = shuffle_pointer(mine.row, i), *k_pe = shuffle_pointer(mine.k_pe, i);
-        if (__shfl_sync(~0u, mine.fresh, i))
-            codes_quantise<to>(c, tile, warp * (to::rows / 4) + i, c_kv, k_pe, scale, lane);
+    unsigned left = __ballot_sync(~0u, mine.fresh) & ((1u << to::rows / 4) - 1);
+#pragma unroll 1
+    for (; left; left &= left - 1) {
+        const int i = __ffs((int)left) - 1;
+        codes_quantise<to>(c, tile, warp * (to::rows / 4) + i, shuffle_pointer(mine.row, i),
+                           shuffle_pointer(mine.k_pe, i), scale, lane);
     }
+}
+
+/* A warp's rows of a tile, which arrive at `full`. */
+template <class to>
+DEVICE void codes_load(const mla_call &c, const codes_source &mine, unsigned tile, unsigned full,
+                       float scale, int warp, int lane)
+{
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
+    if (aligned)
+        codes_load_tile<to>(c, mine, tile, warp, lane);
+    else
+        codes_load_slow<to>(c, mine, tile, warp, lane);
+    if (aligned && !__any_sync(~0u, mine.fresh)) {
+        copy_arrive(full);
+        return;
+    }
+    codes_load_fresh<to>(c, mine, tile, scale, warp, lane);
+    copy_wait();
+    barrier_arrive(full);
 }
 
 /* Tiles of rows that `to` places, `bytes` each, at m.tiles. */
@@ -202,7 +226,6 @@ template <int N, class to, int stages, int bytes>
 DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const mask_rule rule = plan_rule(&c);
     const float scale = codes_scale(c);
     ring<stages> at;
@@ -218,16 +241,61 @@ DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
             j += to::rows;
             entry = find_entry(c, q, lo, hi, j);
             const unsigned tile = m.tiles + at.slot * bytes;
+            if (now.fresh)
+                codes_fetch(now.row, c.lora);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            if (aligned && !__any_sync(~0u, now.fresh)) {
-                codes_load_tile<to>(c, now, tile, warp, lane);
-                copy_arrive(m.full + 8 * at.slot);
+            codes_load<to>(c, now, tile, m.full + 8 * at.slot, scale, warp, lane);
+            at.advance();
+        }
+    }
+    copy_wait();
+}
+
+/* 16 latents of a page, by one thread: a box of each panel. */
+DEVICE void codes_load_boxes(const mla_call &c, unsigned to, unsigned full, int token, int page)
+{
+#pragma unroll
+    for (int p = 0; p < MLA_CODES_PANELS; p++)
+        tensor_load_by(to + p * CODES_PANEL, &c.maps[0], full, p * 128, token, page, 0,
+                       codes_policy(c));
+}
+
+/* Lane 31 of each warp has the first key of a box, the others a row each. */
+template <int N, int stages, class to>
+DEVICE void codes_feed_boxes(const mla_call &c, const mla_shared<N> &m)
+{
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int mine = warp * MLA_BOX + (lane == 31 ? 0 : lane % MLA_BOX);
+    const mask_rule rule = plan_rule(&c);
+    ring<stages> at;
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
+        index_sequence q;
+        int lo, hi;
+        unit_begin<N>(c, w, rule, &q, &lo, &hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE;
+        int entry = find_entry(c, q, lo, hi, j + mine);
+        for (int t = w.t0; t < w.t1; t++) {
+            const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE, full = m.full + 8 * at.slot;
+            const bool boxed = c.boxed && j >= lo && j + MLA_TILE <= int_min(hi, q.first_new);
+            const int now = entry;
+            entry = find_entry(c, q, lo, hi, j + MLA_TILE + mine);
+            if (j + mine >= q.first_new && j + mine < hi)
+                codes_fetch(codes_find_source(c, q, lo, hi, j + mine, now).row, c.lora);
+            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+            if (boxed) {
+                if (threadIdx.x == 0)
+                    barrier_arrive_expect(full, MLA_CODES_TILE);
+                else
+                    barrier_arrive(full);
+                if (lane == 31)
+                    codes_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full,
+                                     (j + mine) % c.page_size, now);
             } else {
-                codes_load_slow<to>(c, now, tile, warp, lane, aligned);
-                codes_load_fresh<to>(c, now, tile, scale, warp, lane);
-                copy_wait();
-                barrier_arrive(m.full + 8 * at.slot);
+                const codes_source from = codes_find_source(c, q, lo, hi, j + mine, now);
+                codes_load<to>(c, from, tile, full, codes_scale(c), warp, lane);
             }
+            j += MLA_TILE;
             at.advance();
         }
     }
@@ -314,17 +382,16 @@ template <int blocks> struct codes_chunk {
     uint2 x[blocks][2];
 };
 
-/* `even`, `odd`: where block 0 would lie in the lane's first token, were it swapped as blocks of that
- * parity are; all else is in the instruction. */
-template <int blocks>
-DEVICE void codes_load_chunk(codes_chunk<blocks> &k, unsigned even, unsigned odd, int first)
+/* `at`: where block 0 is in the lane's first token. The swizzle puts block k of a panel into block k ^ x, whatever x
+ * is for the token. */
+template <int blocks> DEVICE void codes_load_chunk(codes_chunk<blocks> &k, unsigned at, int first)
 {
 #pragma unroll
     for (int b = 0; b < blocks; b++)
 #pragma unroll
         for (int r = 0; r < 2; r++)
-            k.x[b][r] = codes_load(((first + b) % 2 ? odd : even) + (first + b) * 32 +
-                                   8 * r * MLA_CODES_ROW);
+            k.x[b][r] = codes_load((at ^ (first + b) % 4 * 32) + (first + b) / 4 * CODES_PANEL +
+                                   8 * r * ROW_BYTES);
 }
 
 template <int blocks>
@@ -341,36 +408,80 @@ DEVICE void codes_widen_chunk(const codes_chunk<blocks> &k, unsigned (&a)[2 * bl
         }
 }
 
+#define CODES_PRODUCT(n)                                                                           \
+    if constexpr (N == n)                                                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_##n                           \
+                 ", 0;\n"                                                                          \
+                 "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3 {" PTX_LIST_##n         \
+                 "}, " PTX_SHARED_##n ", p, 1, 1;\n}"                                              \
+                 : PTX_SUMS_##n(s)                                                                 \
+                 : "l"(a), "l"(b), "r"(add))
+
+/* sums[64 x N] = (add ? sums : 0) + a[64 x 32] * b[N x 32]^T of e4m3, both in shared memory. */
+template <int N>
+DEVICE void codes_product(float (&s)[N / 2], unsigned long long a, unsigned long long b, int add)
+{
+    CODES_PRODUCT(8);
+    CODES_PRODUCT(16);
+    CODES_PRODUCT(64);
+}
+
+/* Products `first` to `end` of tokens with queries of e4m3. */
+template <int N, int first, int end>
+DEVICE void codes_multiply(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile)
+{
+    const unsigned long long a = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
+    const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
+    products_fence();
+#pragma unroll
+    for (int i = first; i < end; i++)
+        codes_product<N>(s, descriptor_advance(a, i / 4 * CODES_PANEL + i % 4 * 32),
+                         descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32), i > 0);
+    products_commit();
+    products_wait<0>();
+    products_arrived(s);
+}
+
+/* Scores of queries of e4m3. `ratio`: of the scale of q_nope to that of q_pe, the one that is applied to all sums
+ * after. */
+template <int N>
+DEVICE void codes_scores_coded(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile,
+                               unsigned empty, float ratio)
+{
+    fence_async_shared();
+    if (ratio == 1.0f) {
+        codes_multiply<N, 0, MLA_DIM / 32>(s, m, tile);
+    } else {
+        codes_multiply<N, 0, MLA_LORA / 32>(s, m, tile);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            s[i] *= ratio;
+        codes_multiply<N, MLA_LORA / 32, MLA_DIM / 32>(s, m, tile);
+    }
+    release(empty);
+}
+
 /* Codes of one chunk are converted while those of the chunk before are multiplied. The tile is
  * given back once all are loaded. */
-template <int N, bool coded>
+template <int N>
 DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
-                         float ratio, int warp, int lane)
+                         int warp, int lane)
 {
     constexpr int blocks = 2, chunks = CODES_BLOCKS / blocks;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
-    const int row = warp * 16 + lane / 4;
-    const unsigned even = tile + codes_place(row, 0) + lane % 4 * 8;
-    const unsigned odd = tile + codes_place(row, 1) - 32 + lane % 4 * 8;
+    const unsigned at = tile + codes_tile::place(warp * 16 + lane / 4, lane % 4 / 2) + lane % 2 * 8;
     unsigned a[2][2 * blocks][4];
     codes_chunk<blocks> k;
-    codes_load_chunk(k, even, odd, 0);
+    codes_load_chunk(k, at, 0);
 #pragma unroll
     for (int i = 0; i < chunks; i++) {
         if (i >= 2)
             products_wait<1>();
         codes_widen_chunk(k, a[i % 2]);
         if (i + 1 < chunks)
-            codes_load_chunk(k, even, odd, (i + 1) * blocks);
+            codes_load_chunk(k, at, (i + 1) * blocks);
         else
             release(empty);
-        if (coded && i + 1 == chunks) { /* the last one is of q_pe */
-            products_wait<0>();
-            products_arrived(s);
-#pragma unroll
-            for (int k = 0; k < N / 2; k++)
-                s[k] *= ratio;
-        }
         products_fence();
 #pragma unroll
         for (int n = 0; n < 2 * blocks; n++) {
@@ -410,44 +521,31 @@ DEVICE float2 coded_query_scales(const mla_call &c)
                        c.q_pe_scale_device ? *c.q_pe_scale_device : c.q_pe_scale);
 }
 
-/* Two codes as bf16, which is exact. */
-DEVICE unsigned codes_to_bf16(unsigned short codes)
-{
-    const unsigned halves = widen_pair(codes);
-    float x, y;
-    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
-        : "=f"(x), "=f"(y)
-        : "r"(halves));
-    return pack_pair<false>(x, y);
-}
-
-/* As load_queries(), of codes. */
+/* Queries of e4m3 as panels of codes, and the keys that rows see. */
 template <int N, int threads>
 DEVICE void codes_load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                               const mla_shared<N> &m, int thread)
+                               const mla_shared<N> &m, float scale, int thread)
 {
-    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+    constexpr int step = threads / N; /* threads of a row */
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    const int n = thread / step, row = first_row<N>(c, w) + n, there = row < q.q_len * c.heads;
+    const int at = there ? row : 0, head = at % c.heads;
+    const i64 token = q.first_row + at / c.heads;
+    const char *nope =
+        (const char *)c.operands.q + token * c.operands.q_row + head * c.operands.q_head;
+    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + head * c.q_pe_head - MLA_LORA;
     const mask_rule rule = plan_rule(&c);
 #pragma unroll 1
-    for (int i = thread; i < N * (PANELS * 8); i += threads) {
-        const int n = i / (PANELS * 8), piece = i % (PANELS * 8), pe = piece - MLA_LORA / 8;
-        const bool valid = first + n < rows && (pe < 0 ? piece * 8 < c.lora : pe * 8 < c.rope);
-        const int r = first + n < rows ? first + n : 0, head = r % c.heads;
-        const i64 row = q.first_row + r / c.heads;
-        const u8 *from = pe < 0
-                             ? (const u8 *)c.operands.q + row * c.operands.q_row +
-                                   head * c.operands.q_head + piece * 8
-                             : (const u8 *)c.q_pe + row * c.q_pe_row + head * c.q_pe_head + pe * 8;
-        unsigned words[4] = {0, 0, 0, 0};
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (valid)
-                words[k] = codes_to_bf16((unsigned short)(from[2 * k] | from[2 * k + 1] << 8));
-        shared_store(m.q + piece / 8 * (N * ROW_BYTES) + swizzled(n, piece % 8),
-                     make_uint4(words[0], words[1], words[2], words[3]));
+    for (int d = thread % step * 16; d < MLA_DIM; d += step * 16) {
+        const bool valid = there && (d < MLA_LORA ? d < c.lora : d - MLA_LORA < c.rope);
+        codes_copy(codes_query_place(m.q, N, n, d / 16), (d < MLA_LORA ? nope : pe) + d,
+                   valid ? 16 : 0, aligned);
     }
-    if (thread < N)
+    if (thread < N) {
         row_seen<N>(c, w, q, rule, thread, m.lo + thread, m.hi + thread);
+        m.q_scale[thread] = scale;
+    }
+    copy_wait();
     fence_async_shared();
     named_sync(1, threads);
 }
@@ -457,7 +555,6 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
     constexpr int scorers = MLA_CODES_SCORERS, threads = scorers * GROUP_THREADS;
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const int mine = uniform(thread / GROUP_THREADS);
-    const mask_rule rule = plan_rule(&c);
     const float cache_scale = codes_scale(c);
     float ratio = 1.0f, scale = cache_scale * (c.sm_scale * SOFTMAX_LOG2E);
     if (coded) {
@@ -474,12 +571,13 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
         float factor[N / 4], s[N / 2];
         int lo, least_hi;
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-        if constexpr (coded)
-            codes_load_queries<N, threads>(c, w, q, m, thread);
-        else
+        if constexpr (coded) {
+            codes_load_queries<N, threads>(c, w, q, m, scale, thread);
+        } else {
             load_queries<N, threads>(c, w, q, m, thread);
-        convert_queries<N, CODES_BLOCKS, threads>(m, scale, thread);
-        seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
+            convert_queries<N, CODES_BLOCKS, threads>(m, scale, thread);
+        }
+        all_see<N>(c, w, q, m, &lo, &least_hi);
         columns_begin<N>(columns);
         for (int t = w.t0; t < w.t1; t += scorers) {
             const int j = (w.u.first_tile + t + mine) * MLA_TILE;
@@ -489,8 +587,12 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
                     break;
                 if (i == mine) {
                     barrier_wait(m.full + 8 * at.slot, at.phase);
-                    codes_scores<N, coded>(s, m, m.tiles + at.slot * MLA_CODES_TILE,
-                                           m.empty + 8 * at.slot, ratio, warp % 4, lane);
+                    const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
+                    const unsigned empty = m.empty + 8 * at.slot;
+                    if constexpr (coded)
+                        codes_scores_coded<N>(s, m, tile, empty, ratio);
+                    else
+                        codes_scores<N>(s, m, tile, empty, warp % 4, lane);
                 }
                 at.advance();
             }
@@ -500,7 +602,8 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
                 codes_none<N>(s);
             if (j < lo || j + MLA_TILE > least_hi)
                 hide<N>(s, m, j + warp % 4 * 16 + lane / 4, lane);
-            softmax<N, 4 * scorers>(s, columns, factor, m, warp, lane);
+            const mla_shared<N> by = exchange_buffer<N, scorers>(m, part.slot);
+            softmax<N, 4 * scorers>(s, columns, factor, by, warp, lane);
 #pragma unroll
             for (int i = 0; i < N / 2; i++)
                 s[i] *= P_SCALE;
@@ -511,15 +614,11 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
             fence_async_shared();
             barrier_arrive(to.p_full);
             part.advance();
-            named_sync(1, threads);
         }
-        finish<N, 4 * scorers>(c, w, q, columns, factor, m, warp, lane);
-#pragma unroll
-        for (int k = 0; k < N / 4; k++)
-            factor[k] *= cache_scale * (1 / P_SCALE);
+        const float last = finish<N, 4 * scorers>(c, w, q, columns, m, warp, lane);
         const mla_shared<N> to = part_buffer<N, MLA_CODES_P(N)>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
-        store_factors<N>(factor, to, warp, lane);
+        store_last<N>(last * (cache_scale * (1 / P_SCALE)), to, warp, lane);
         barrier_arrive(to.p_full);
         part.advance();
     }
@@ -532,16 +631,25 @@ struct codes_values {
     uint2 x[4];
 };
 
-/* `at`: the lane's dimensions of token 2 t; the others are as far apart in each 16, since eight
- * tokens further on blocks lie the same way. */
-DEVICE codes_values codes_load_values(unsigned at, int tokens)
-{
-    codes_values v;
+/* Where a lane's eight dimensions of tokens 2 t and 2 t + 1 are in a tile. */
+struct codes_lane {
+    unsigned even, odd;
+
+    DEVICE_MEMBER void find(int lane, int d0)
+    {
+        even = codes_tile::place(lane % 4 * 2, d0 / 16) + d0 % 16;
+        odd = codes_tile::place(lane % 4 * 2 + 1, d0 / 16) + d0 % 16;
+    }
+    /* of 16 tokens */
+    DEVICE_MEMBER codes_values load(unsigned tile, int tokens) const
+    {
+        codes_values v;
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        v.x[i] = codes_load(at + (tokens + i % 2 + i / 2 * 8) * MLA_CODES_ROW);
-    return v;
-}
+        for (int i = 0; i < 4; i++)
+            v.x[i] = codes_load(tile + (i % 2 ? odd : even) + (tokens + i / 2 * 8) * ROW_BYTES);
+        return v;
+    }
+};
 
 /* Two products, 2 `half` and the next, whose rows are four of the lane's dimensions. */
 DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4])
@@ -563,11 +671,12 @@ DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4]
  * a time, the next ones converted while these are under way. The tile is given back once all are
  * loaded. */
 template <int N, class wait>
-DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile, unsigned empty,
-                      int add, const wait &ready)
+DEVICE void codes_add(mla_sums<N> &o, unsigned p, const codes_lane &mine, unsigned tile,
+                      unsigned empty, int add, const wait &ready)
 {
     constexpr int ahead = N < 32 ? 2 : 1, steps = MLA_TILE / 16;
     const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
+    codes_values v = mine.load(tile, 0);
     unsigned a[ahead][4][4];
 #pragma unroll
     for (int i = 0; i < steps; i++) {
@@ -581,7 +690,7 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile
         if (i + 1 == steps)
             release(empty);
         else
-            v = codes_load_values(tile, i * 16 + 16);
+            v = mine.load(tile, i * 16 + 16);
         products_fence();
 #pragma unroll
         for (int n = 0; n < 4; n++)
@@ -595,39 +704,81 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, codes_values &v, unsigned tile
         products_arrived(o[n]);
 }
 
-/* Outputs of whole units: a lane has eight dimensions of its rows side by side. */
+/* Where the output of row n of the block begins; NULL: there is no such row. */
 template <int N>
-DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                      const mla_sums<N> &o, int d0)
+DEVICE char *codes_row(const mla_call &c, const mla_walk &w, const index_sequence &q, int n)
 {
-    const int lane = (int)threadIdx.x % 32;
-    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
+    const int r = first_row<N>(c, w) + n;
+    return n < N && r < q.q_len * c.heads
+               ? (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
+                     r % c.heads * c.operands.out_head
+               : 0;
+}
+
+/* Dimensions of a row, four at d0 and four from `next` further on. */
+template <int next, bool wide> DEVICE void codes_store(char *to, int d0, const float (&x)[8])
+{
+    if (wide) {
+        *(float4 *)(to + d0 * 4) = make_float4(x[0], x[1], x[2], x[3]);
+        *(float4 *)(to + (d0 + next) * 4) = make_float4(x[4], x[5], x[6], x[7]);
+        return;
+    }
+    const unsigned a = pack_pair<false>(x[0], x[1]), b = pack_pair<false>(x[2], x[3]);
+    const unsigned d = pack_pair<false>(x[4], x[5]), e = pack_pair<false>(x[6], x[7]);
+    if (next == 4) {
+        *(uint4 *)(to + d0 * 2) = make_uint4(a, b, d, e);
+    } else {
+        *(uint2 *)(to + d0 * 2) = make_uint2(a, b);
+        *(uint2 *)(to + (d0 + next) * 2) = make_uint2(d, e);
+    }
+}
+
+/* `aligned`: rows begin at multiples of 16 bytes. Each of these is code of its own, little of it: it is executed once a
+ * unit, so it comes from memory. */
+template <int N, int next, bool aligned, bool wide>
+DEVICE void codes_store_rows(const mla_call &c, char *const (&rows)[(N + 31) / 32],
+                             const mla_sums<N> &o, int d0)
+{
+    const int column = thread_here() % 4 * 2;
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const int r = first + i * 8 + lane % 4 * 2 + e;
+            char *to = (char *)shuffle_pointer(rows[i / 4], i % 4 * 8 + column + e);
             float x[8];
-            if (r >= rows || d0 >= c.lora)
-                continue;
 #pragma unroll
             for (int d = 0; d < 8; d++)
                 x[d] = o[d / 2][4 * i + 2 * (d % 2) + e];
-            char *to = (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
-                       r % c.heads * c.operands.out_head;
-            if (c.operands.aligned & CALL_ALIGNED_OUT_16 && c.out_f32) {
-                *(float4 *)(to + d0 * 4) = make_float4(x[0], x[1], x[2], x[3]);
-                *(float4 *)(to + d0 * 4 + 16) = make_float4(x[4], x[5], x[6], x[7]);
-            } else if (c.operands.aligned & CALL_ALIGNED_OUT_16) {
-                *(uint4 *)(to + d0 * 2) =
-                    make_uint4(pack_pair<false>(x[0], x[1]), pack_pair<false>(x[2], x[3]),
-                               pack_pair<false>(x[4], x[5]), pack_pair<false>(x[6], x[7]));
-            } else {
+            if (!to || d0 >= c.lora)
+                continue;
+            if (aligned)
+                codes_store<next, wide>(to, d0, x);
+            else
 #pragma unroll
                 for (int d = 0; d < 8; d++)
-                    element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16, to, d0 + d, x[d]);
-            }
+                    element_store(wide ? ELEMENT_F32 : ELEMENT_BF16, to, d0 + d / 4 * next + d % 4,
+                                  x[d]);
         }
+}
+
+/* Outputs of whole units. */
+template <int N, int next>
+DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                      const mla_sums<N> &o, int d0, int lane)
+{
+    char *rows[(N + 31) / 32];
+#pragma unroll
+    for (int i = 0; i < (N + 31) / 32; i++)
+        rows[i] = codes_row<N>(c, w, q, i * 32 + lane);
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_OUT_16;
+    if (aligned && !c.out_f32)
+        codes_store_rows<N, next, true, false>(c, rows, o, d0);
+    else if (aligned)
+        codes_store_rows<N, next, true, true>(c, rows, o, d0);
+    else if (c.out_f32)
+        codes_store_rows<N, next, false, true>(c, rows, o, d0);
+    else
+        codes_store_rows<N, next, false, false>(c, rows, o, d0);
 }
 
 /* The same of parts: dimensions d0 ... d0 + 3, and four from `next` further on. Of columns that are no rows nothing is
@@ -652,7 +803,8 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
     constexpr int scorers = MLA_CODES_SCORERS;
     const int thread = (int)threadIdx.x - (1 + scorers) * GROUP_THREADS, warp = thread / 32;
     const int lane = thread % 32, d0 = warp * 64 + lane / 4 * 8;
-    const unsigned mine = codes_place(lane % 4 * 2, d0 / 32) + d0 % 32;
+    codes_lane mine;
+    mine.find(lane, d0);
     ring<MLA_CODES_STAGES(N)> at;
     ring<2> part;
     mla_sums<N> o;
@@ -666,10 +818,9 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
             for (int i = 0; i < scorers; i++) {
                 if (t + i >= w.t1)
                     break;
-                const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE + mine;
+                const unsigned tile = m.tiles + at.slot * MLA_CODES_TILE;
                 barrier_wait(m.full + 8 * at.slot, at.phase);
-                codes_values v = codes_load_values(tile, 0);
-                codes_add<N>(o, from.p + i * MLA_SHARED_P(N), v, tile, m.empty + 8 * at.slot,
+                codes_add<N>(o, from.p + i * MLA_SHARED_P(N), mine, tile, m.empty + 8 * at.slot,
                              t + i > w.t0, [&] {
                                  if (i > 0)
                                      return;
@@ -690,9 +841,9 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
         part.advance();
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
-            codes_out<N>(c, w, q, o, d0);
+            codes_out<N, 4>(c, w, q, o, d0, lane);
         else
-            codes_part<N, 4>(c, w, q, o, d0, (int)threadIdx.x % 32);
+            codes_part<N, 4>(c, w, q, o, d0, lane);
     }
 }
 
@@ -705,7 +856,7 @@ template <int N, bool coded = false> struct codes_roles {
     static constexpr int feeding = N < 32 ? 56 : 48, scoring = 104;
     static constexpr int adding = N < 32 ? 104 : 112;
 
-    MLA_ROLES(codes_find<N>(memory), (codes_feed<N, codes_tile, stages, MLA_CODES_TILE>(c, m)),
+    MLA_ROLES(codes_find<N>(memory), (codes_feed_boxes<N, stages, codes_tile>(c, m)),
               (codes_score<N, coded>(c, m)), codes_add_up<N>(c, m))
 };
 

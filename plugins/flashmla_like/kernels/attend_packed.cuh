@@ -5,12 +5,12 @@
  * dimensions as rows; codes are widened in registers. No scale is rounded into a key:
  *
  *   S^T = scale_0 K_0 Q_0^T + ... + scale_3 K_3 Q_3^T + R Q_pe^T    K_b: 128 codes as fp16, R: bf16
- *   O_b^T += V_b^T (scale_b P)^T                                    V_b: 128 codes as bf16
+ *   O_b^T += V_b^T (scale_b P)^T                                    V_b: 128 codes as fp16, or as bf16
  *
- * A token is a row of the scores' products, so that its scales are numbers of a lane. Probabilities are
- * multiplied by their token's scale in fp32 and rounded once, to bf16, for each of the four parts: scales may
- * have any size. Codes are 2^-8 of what they stand for there and probabilities 2^8, which keeps those apart
- * that meet the smallest scales.
+ * A tile has rows as they lie in the cache. A token is a row of the scores' products, so that its scales are numbers of
+ * a lane. Probabilities are multiplied by their token's scale in fp32 and rounded once for each of the four parts: to
+ * fp16 where a tile's scales are near each other (packed_unit), else to bf16, since scales may have any size. In bf16
+ * codes are 2^-8 of what they stand for and probabilities 2^8, which keeps those apart that meet the smallest scales.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_PACKED_CUH
 #define FLASHMLA_LIKE_ATTEND_PACKED_CUH
@@ -21,19 +21,18 @@
 
 #define PACKED_PARTS   (MLA_LORA / PACKED_SCALED)
 #define PACKED_P_SCALE 256.0f
+#define PACKED_NEAR    8 /* how much smaller, as an exponent, scales of a tile of fp16 may be */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* Panels of the position-encoded part lie before the tiles of codes; `scored` says that scores need a panel
- * no more. */
 template <int N> DEVICE mla_shared<N> packed_find(unsigned char *memory)
 {
     mla_shared<N> m;
     m.q = shared_address(memory);
     m.p = m.q + MLA_SHARED_Q(N);
-    m.tiles = m.p + MLA_PACKED_BUFFERS(N) * MLA_PACKED_P(N) + MLA_PACKED_ROPES(N) * MLA_PACKED_ROPE;
+    m.tiles = m.p + MLA_PACKED_BUFFERS(N) * MLA_PACKED_P(N);
     m.exchange = (float *)(memory + (m.tiles - m.q) + MLA_PACKED_STAGES(N) * MLA_PACKED_TILE);
-    m.factor = m.exchange + 4 * MLA_PACKED_SCORERS(N) * N;
+    m.factor = m.exchange + 8 * MLA_PACKED_SCORERS(N) * N;
     m.q_scale = m.factor + MLA_PACKED_BUFFERS(N) * N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
@@ -41,79 +40,22 @@ template <int N> DEVICE mla_shared<N> packed_find(unsigned char *memory)
     m.empty = m.full + 8 * MLA_PACKED_STAGES(N);
     m.p_full = m.empty + 8 * MLA_PACKED_STAGES(N);
     m.p_empty = m.p_full + 8 * MLA_PACKED_BUFFERS(N);
-    m.scored = m.p_empty + 8 * MLA_PACKED_BUFFERS(N);
-    m.raw_full = m.raw_empty = 0;
+    m.odd = m.p_empty + 8 * MLA_PACKED_BUFFERS(N);
+    m.scored = m.raw_full = m.raw_empty = 0;
     return m;
 }
 
-template <int N> DEVICE unsigned packed_rope(const mla_shared<N> &m, int slot)
+/* Whether probabilities of a buffer are fp16. */
+template <int N> DEVICE unsigned packed_form(const mla_shared<N> &m, int slot)
 {
-    return m.tiles - (MLA_PACKED_ROPES(N) - slot) * MLA_PACKED_ROPE;
-}
-
-/* As codes_place() has it: with rows 544 bytes apart, too, four rows in a line, and four that are two apart,
- * lie in different banks. */
-DEVICE unsigned packed_place(int row, int block)
-{
-    return row * MLA_PACKED_ROW + (block ^ (row / 4 % 2)) * 32;
-}
-
-DEVICE unsigned packed_scales_place(int row)
-{
-    return row * MLA_PACKED_ROW + MLA_LORA;
+    return m.odd + 32 + slot * 4;
 }
 
 /* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
 
-DEVICE void packed_copy(unsigned to, const void *from, int bytes)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-                 : "memory");
-}
-
 DEVICE void shared_store_word(unsigned address, unsigned x)
 {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-}
-
-/* Eight lanes copy 128 bytes of a row at a time, four rows side by side. */
-DEVICE void packed_load_tile(const codes_source &mine, unsigned tile, unsigned rope, int warp,
-                             int lane)
-{
-    const int piece = lane % 8;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = warp * 16 + i * 4 + lane / 8;
-        const char *from = shuffle_pointer(mine.row, i * 4 + lane / 8) + piece * 16;
-        const int bytes = __shfl_sync(~0u, mine.bytes, i * 4 + lane / 8);
-        const unsigned at = tile + packed_place(row, piece / 2) + piece % 2 * 16;
-#pragma unroll
-        for (int k = 0; k < PACKED_PARTS; k++)
-            packed_copy(at + k * 128, from + k * 128, bytes);
-        packed_copy(rope + swizzled(row, piece), from + MLA_PACKED_ROPE_AT, bytes);
-    }
-    if (lane < 16)
-        packed_copy(tile + packed_scales_place(warp * 16 + lane), mine.row + MLA_LORA, mine.bytes);
-}
-
-/* The same but for new latents, and where rows begin at no multiple of 16 bytes. */
-DEVICE void packed_load_slow(const codes_source &mine, unsigned tile, unsigned rope, int warp,
-                             int lane, bool aligned)
-{
-    constexpr int pieces = MLA_PACKED_BYTES / 16;
-#pragma unroll 1
-    for (int i = 0; i < 16; i++) {
-        const int row = warp * 16 + i, fresh = __shfl_sync(~0u, mine.fresh, i);
-        const int bytes = __shfl_sync(~0u, mine.bytes, i);
-        const char *from = shuffle_pointer(mine.row, i);
-#pragma unroll 1
-        for (int p = lane; p < pieces && !fresh; p += 32) {
-            const unsigned to = p < MLA_LORA / 16    ? tile + packed_place(row, p / 2) + p % 2 * 16
-                                : p == MLA_LORA / 16 ? tile + packed_scales_place(row)
-                                                     : rope + swizzled(row, p - MLA_LORA / 16 - 1);
-            codes_copy(to, from + p * 16, bytes, aligned);
-        }
-    }
 }
 
 /* Four codes of a lane of a part of a new latent, as the cache would hold them, and the part's scale. */
@@ -136,39 +78,96 @@ DEVICE u32 packed_pair(const char *k_pe, int lane)
     return from[0] | (u32)from[1] << 16;
 }
 
-/* A new latent as the cache would hold it, by a warp. */
-DEVICE void packed_quantise(unsigned tile, unsigned rope, int row, const char *c_kv,
-                            const char *k_pe, int lane)
+/* A new latent as a row of the cache, by a warp. */
+DEVICE void packed_quantise(unsigned to, const char *c_kv, const char *k_pe, int lane)
 {
+    const u32 pair = packed_pair(k_pe, lane);
 #pragma unroll 1
     for (int part = 0; part < PACKED_PARTS; part++) {
         float scale;
         const u32 codes = packed_codes(c_kv, part, lane, &scale);
-        shared_store_word(tile + packed_place(row, part * 4 + lane / 8) + lane % 8 * 4, codes);
+        shared_store_word(to + part * PACKED_SCALED + lane * 4, codes);
         if (lane == 0)
-            shared_store_word(tile + packed_scales_place(row) + part * 4, f32_bits(scale));
+            shared_store_word(to + MLA_LORA + part * 4, f32_bits(scale));
     }
-    shared_store_word(rope + swizzled(row, lane / 4) + lane % 4 * 4, packed_pair(k_pe, lane));
+    shared_store_word(to + MLA_PACKED_ROPE_AT + lane * 4, pair);
 }
 
-DEVICE void packed_load_fresh(const codes_source &mine, unsigned tile, unsigned rope, int warp,
-                              int lane)
+/* Rows of a warp that are not `copied`: new, not seen, or at no multiple of 16 bytes. */
+DEVICE void packed_load_slow(const codes_source &mine, unsigned to, unsigned copied, int lane)
 {
 #pragma unroll 1
-    for (int i = 0; i < 16; i++) {
-        const char *c_kv = shuffle_pointer(mine.row, i), *k_pe = shuffle_pointer(mine.k_pe, i);
+    for (unsigned left = ~copied & 0xffff; left; left &= left - 1) {
+        const int i = __ffs((int)left) - 1;
+        const int bytes = __shfl_sync(~0u, mine.bytes, i);
+        const char *from = shuffle_pointer(mine.row, i), *k_pe = shuffle_pointer(mine.k_pe, i);
         if (__shfl_sync(~0u, mine.fresh, i))
-            packed_quantise(tile, rope, warp * 16 + i, c_kv, k_pe, lane);
+            packed_quantise(to + i * MLA_PACKED_BYTES, from, k_pe, lane);
+        else
+#pragma unroll 1
+            for (int p = lane * 16; p < MLA_PACKED_BYTES; p += 512)
+                codes_copy(to + i * MLA_PACKED_BYTES + p, from + p, bytes, false);
     }
+    fence_async_shared();
+}
+
+/* Eight rows of a warp, those that are `copied`: a bulk copy each, all by one lane. */
+template <bool all>
+DEVICE void packed_copy_eight(const codes_source &mine, unsigned to, unsigned full, unsigned copied,
+                              int first, unsigned long long policy)
+{
+    const char *rows[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        rows[i] = shuffle_pointer(mine.row, first + i);
+    if (elected())
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (all || copied >> (first + i) & 1)
+                bulk_load_by(to + (first + i) * MLA_PACKED_BYTES, rows[i], MLA_PACKED_BYTES, full,
+                             policy);
+    __syncwarp();
+}
+
+/* Of a warp's rows those that are `copied`; one copy where all lie side by side. */
+DEVICE void packed_copy(const codes_source &mine, unsigned to, unsigned full, unsigned copied,
+                        int lane, unsigned long long policy)
+{
+    const char *row = shuffle_pointer(mine.row, 0);
+    const bool next = mine.row == row + lane % 16 * MLA_PACKED_BYTES;
+    if (elected())
+        barrier_arrive_expect(full, (unsigned)__popc(copied) * MLA_PACKED_BYTES);
+    __syncwarp();
+    if (copied != 0xffff) {
+        packed_copy_eight<false>(mine, to, full, copied, 0, policy);
+        packed_copy_eight<false>(mine, to, full, copied, 8, policy);
+    } else if (!__all_sync(~0u, next)) {
+        packed_copy_eight<true>(mine, to, full, copied, 0, policy);
+        packed_copy_eight<true>(mine, to, full, copied, 8, policy);
+    } else if (elected()) {
+        bulk_load_by(to, row, 16 * MLA_PACKED_BYTES, full, policy);
+    }
+}
+
+/* A warp's 16 rows of a tile. One lane arrives at `full` for what is copied; all lanes arrive once more, since each may
+ * have written some of the others. */
+DEVICE void packed_load(const mla_call &c, const codes_source &mine, unsigned tile, unsigned full,
+                        int warp, int lane)
+{
+    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
+    const unsigned to = tile + warp * 16 * MLA_PACKED_BYTES;
+    const unsigned copied = __ballot_sync(~0u, aligned && mine.bytes && !mine.fresh) & 0xffff;
+    packed_copy(mine, to, full, copied, lane, codes_policy(c));
+    if (copied != 0xffff)
+        packed_load_slow(mine, to, copied, lane);
+    barrier_arrive(full);
 }
 
 template <int N> DEVICE void packed_feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const mask_rule rule = plan_rule(&c);
     ring<MLA_PACKED_STAGES(N)> at;
-    ring<MLA_PACKED_ROPES(N)> ropes;
     mla_walk w;
     for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
@@ -181,106 +180,25 @@ template <int N> DEVICE void packed_feed(const mla_call &c, const mla_shared<N> 
             j += MLA_TILE;
             entry = find_entry(c, q, lo, hi, j);
             const unsigned tile = m.tiles + at.slot * MLA_PACKED_TILE;
-            const unsigned rope = packed_rope(m, ropes.slot);
+            if (now.fresh)
+                codes_fetch(now.row, MLA_LORA);
             barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            barrier_wait(m.scored + 8 * ropes.slot, ropes.phase ^ 1);
-            if (aligned && !__any_sync(~0u, now.fresh)) {
-                packed_load_tile(now, tile, rope, warp, lane);
-                copy_arrive(m.full + 8 * at.slot);
-            } else {
-                packed_load_slow(now, tile, rope, warp, lane, aligned);
-                packed_load_fresh(now, tile, rope, warp, lane);
-                copy_wait();
-                fence_async_shared();
-                barrier_arrive(m.full + 8 * at.slot);
-            }
+            packed_load(c, now, tile, m.full + 8 * at.slot, warp, lane);
             at.advance();
-            ropes.advance();
         }
     }
-    copy_wait();
 }
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
-
-/* What the position-encoded part adds to scores, in units of log 2. */
-template <int N>
-DEVICE void packed_rope_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned rope,
-                               float scale)
-{
-    const unsigned long long a = matrix_descriptor(rope, 16, 8 * ROW_BYTES);
-    const unsigned long long b =
-        matrix_descriptor(m.q + MLA_LORA / PANEL * (N * ROW_BYTES), 16, 8 * ROW_BYTES);
-    products_fence();
-#pragma unroll
-    for (int i = 0; i < MLA_ROPE / 16; i++)
-        product_shared<N, false, 0>(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
-                                    i > 0);
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        s[i] *= scale;
-}
-
-/* A part's products times its scales. */
-template <int N>
-DEVICE void packed_take_part(float (&s)[N / 2], const float (&part)[N / 2], const mla_shared<N> &m,
-                             float first, float second, int lane)
-{
-#pragma unroll
-    for (int i = 0; i < N / 8; i++) {
-        const float2 f = *(const float2 *)(m.q_scale + i * 8 + lane % 4 * 2);
-        s[4 * i] += part[4 * i] * f.x * first;
-        s[4 * i + 1] += part[4 * i + 1] * f.y * first;
-        s[4 * i + 2] += part[4 * i + 2] * f.x * second;
-        s[4 * i + 3] += part[4 * i + 3] * f.y * second;
-    }
-}
 
 /* The scales of a lane's two tokens. */
 struct packed_scales {
     float4 x[2];
 };
 
-template <int part> DEVICE float packed_of(const float4 &x)
+DEVICE float packed_of(const float4 &x, int part)
 {
     return part == 0 ? x.x : part == 1 ? x.y : part == 2 ? x.z : x.w;
-}
-
-template <int N, int part>
-DEVICE void packed_part_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned even,
-                               unsigned odd, const packed_scales &scales, int lane)
-{
-    constexpr int chunks = PACKED_SCALED / 32; /* of 32 codes: two products */
-    const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
-    float sums[N / 2];
-    unsigned a[2][2][4];
-    codes_chunk<1> k;
-#pragma unroll
-    for (int i = 0; i < chunks; i++) {
-        const int block = part * chunks + i;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            k.x[0][r] = codes_load((block % 2 ? odd : even) + block * 32 + 8 * r * MLA_PACKED_ROW);
-        if (i >= 2)
-            products_wait<1>();
-        codes_widen_chunk(k, a[i % 2]);
-        products_fence();
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            const int step = block * 2 + n;
-            product_register<N, true, 0>(
-                sums, a[i % 2][n],
-                descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32), i > 0 || n > 0);
-        }
-        products_commit();
-    }
-    products_wait<0>();
-    products_arrived(sums);
-    packed_take_part<N>(s, sums, m, packed_of<part>(scales.x[0]), packed_of<part>(scales.x[1]),
-                        lane);
 }
 
 DEVICE float4 packed_load_scales(unsigned address)
@@ -289,49 +207,178 @@ DEVICE float4 packed_load_scales(unsigned address)
     return make_float4(bits_f32(x.x), bits_f32(x.y), bits_f32(x.z), bits_f32(x.w));
 }
 
-/* The scores of a tile in units of log 2; it is given back once all codes are loaded. */
-template <int N>
-DEVICE void packed_scores(float (&s)[N / 2], packed_scales &scales, const mla_shared<N> &m,
-                          unsigned tile, unsigned rope, unsigned rope_empty, float scale, int warp,
-                          int lane)
+/* Products of the position-encoded part. `at`: the lane's first two elements of its first token. */
+template <int N> DEVICE void packed_multiply_rope(float (&s)[N / 2], unsigned q, unsigned at)
 {
-    const int row = warp * 16 + lane / 4;
-    const unsigned even = tile + packed_place(row, 0) + lane % 4 * 8;
-    const unsigned odd = tile + packed_place(row, 1) - 32 + lane % 4 * 8;
-    scales.x[0] = packed_load_scales(tile + packed_scales_place(row));
-    scales.x[1] = packed_load_scales(tile + packed_scales_place(row + 8));
-    packed_rope_scores<N>(s, m, rope, scale);
-    release(rope_empty);
-    packed_part_scores<N, 0>(s, m, even, odd, scales, lane);
-    packed_part_scores<N, 1>(s, m, even, odd, scales, lane);
-    packed_part_scores<N, 2>(s, m, even, odd, scales, lane);
-    packed_part_scores<N, 3>(s, m, even, odd, scales, lane);
+    const unsigned long long b =
+        matrix_descriptor(q + MLA_LORA / PANEL * (N * ROW_BYTES), 16, 8 * ROW_BYTES);
+    unsigned a[MLA_ROPE / 16][4];
+#pragma unroll
+    for (int i = 0; i < MLA_ROPE / 16; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            a[i][k] = shared_load_word(at + i * 32 + k / 2 * 16 + k % 2 * 8 * MLA_PACKED_BYTES);
+    products_fence();
+#pragma unroll
+    for (int i = 0; i < MLA_ROPE / 16; i++)
+        product_register<N, false, 0>(s, a[i], descriptor_advance(b, i * 32), i > 0);
+    products_commit();
 }
 
-template <int N, int part>
-DEVICE void packed_store_part(unsigned p, const float (&s)[N / 2], const packed_scales &scales,
-                              int warp, int lane)
+/* A part's products times its scales. */
+template <int N>
+DEVICE void packed_take_part(float (&s)[N / 2], float (&sums)[N / 2], const mla_shared<N> &m,
+                             const packed_scales &scales, int part, int lane)
 {
-    const float first = packed_of<part>(scales.x[0]), second = packed_of<part>(scales.x[1]);
+    const float first = packed_of(scales.x[0], part), second = packed_of(scales.x[1], part);
+    products_arrived(sums);
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        const float2 f = *(const float2 *)(m.q_scale + i * 8 + lane % 4 * 2);
+        s[4 * i] += sums[4 * i] * f.x * first;
+        s[4 * i + 1] += sums[4 * i + 1] * f.y * first;
+        s[4 * i + 2] += sums[4 * i + 2] * f.x * second;
+        s[4 * i + 3] += sums[4 * i + 3] * f.y * second;
+    }
+}
+
+/* `at`: where block 0 is in the lane's first token. */
+template <int blocks> DEVICE void packed_load_chunk(codes_chunk<blocks> &k, unsigned at, int first)
+{
+#pragma unroll
+    for (int b = 0; b < blocks; b++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            k.x[b][r] = codes_load(at + (first + b) * 32 + 8 * r * MLA_PACKED_BYTES);
+}
+
+/* The scores of a tile in units of log 2. Parts have two sets of sums in turn: one is multiplied by scales while
+ * products go to the other. The tile is given back once all codes are loaded. */
+template <int N>
+DEVICE void packed_scores(float (&s)[N / 2], const packed_scales &scales, const mla_shared<N> &m,
+                          unsigned tile, unsigned empty, float scale, int warp, int lane)
+{
+    constexpr int blocks = N < 32 ? 2 : 1, chunks = MLA_LORA / 32 / blocks;
+    constexpr int of_part = chunks / PACKED_PARTS;
+    const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
+    const unsigned row = tile + (warp * 16 + lane / 4) * MLA_PACKED_BYTES;
+    const unsigned at = row + lane % 4 * 8;
+    float sums[2][N / 2];
+    unsigned a[2][2 * blocks][4];
+    codes_chunk<blocks> k;
+    packed_load_chunk(k, at, 0);
+    packed_multiply_rope<N>(s, m.q, row + MLA_PACKED_ROPE_AT + lane % 4 * 4);
+#pragma unroll
+    for (int i = 0; i < chunks; i++) {
+        if (i >= 2)
+            products_wait<1>();
+        if (i == 2) {
+            products_arrived(s);
+#pragma unroll
+            for (int n = 0; n < N / 2; n++)
+                s[n] *= scale;
+        }
+        if (i > of_part && i % of_part == 1)
+            packed_take_part<N>(s, sums[(i / of_part - 1) % 2], m, scales, i / of_part - 1, lane);
+        codes_widen_chunk(k, a[i % 2]);
+        if (i + 1 < chunks)
+            packed_load_chunk(k, at, (i + 1) * blocks);
+        else
+            release(empty);
+        products_fence();
+#pragma unroll
+        for (int n = 0; n < 2 * blocks; n++) {
+            const int step = i * 2 * blocks + n;
+            product_register<N, true, 0>(
+                sums[step / 8 % 2], a[i % 2][n],
+                descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32), step % 8 > 0);
+        }
+        products_commit();
+    }
+    products_wait<0>();
+    packed_take_part<N>(s, sums[1], m, scales, 3, lane);
+}
+
+/* ---- Probabilities --------------------------------------------------------------------------- */
+
+/* How probabilities times scales are handed over. Sums of values are 2^(141 - top) times what they stand for, `top`
+ * being the largest exponent of a scale of the unit so far. Tiles whose scales are near it have fp16; where one is too
+ * small for that, bf16. */
+struct packed_unit {
+    int top = 15; /* at least this, so that no power of two is out of range */
+
+    DEVICE_MEMBER float up(void) const
+    {
+        return bits_f32((u32)(268 - top) << 23);
+    }
+    DEVICE_MEMBER float down(void) const
+    {
+        return bits_f32((u32)(top - 14) << 23);
+    }
+};
+
+/* Exponents of a tile's scales, but for those that are 0, into the warp's bytes. */
+DEVICE void packed_measure(const packed_scales &scales, unsigned marks, int warp, int lane)
+{
+    unsigned least = ~0u, most = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float x[PACKED_PARTS] = {scales.x[r].x, scales.x[r].y, scales.x[r].z, scales.x[r].w};
+#pragma unroll
+        for (int part = 0; part < PACKED_PARTS; part++) {
+            const unsigned bits = f32_bits(x[part]) << 1;
+            least = min(least, bits - 1);
+            most = max(most, bits);
+        }
+    }
+    least = __reduce_min_sync(~0u, least) >> 24;
+    most = __reduce_max_sync(~0u, most) >> 24;
+    if (lane == 0) {
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(marks + warp), "r"(least) : "memory");
+        asm volatile("st.shared.u8 [%0], %1;" ::"r"(marks + 8 + warp), "r"(most) : "memory");
+    }
+}
+
+/* What all warps measured: whether probabilities are fp16. `shrink`: what sums so far are to be multiplied by. */
+template <int warps> DEVICE bool packed_agree(packed_unit &unit, unsigned marks, float &shrink)
+{
+    unsigned least = ~0u, most = 0;
+#pragma unroll
+    for (int i = 0; i < warps; i += 4) {
+        least = __vminu4(least, shared_load_word(marks + i));
+        most = __vmaxu4(most, shared_load_word(marks + 8 + i));
+    }
+    least = __vminu4(least, least >> 16), most = __vmaxu4(most, most >> 16);
+    const int low = (int)min(least & 255, least >> 8 & 255);
+    const int high = (int)max(most & 255, most >> 8 & 255);
+    const int top = high <= unit.top ? unit.top : int_min(high + 1, 141);
+    shrink = bits_f32((u32)(127 + unit.top - top) << 23);
+    unit.top = top;
+    return high <= top && low + PACKED_NEAR >= top;
+}
+
+template <int N, bool half, int part>
+DEVICE void packed_store_part(unsigned p, const float (&s)[N / 2], const packed_scales &scales,
+                              float up, int warp, int lane)
+{
+    const float first = packed_of(scales.x[0], part) * up;
+    const float second = packed_of(scales.x[1], part) * up;
     float x[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         x[i] = s[i] * (i % 4 < 2 ? first : second);
-    store_turned<N>(p + part * MLA_SHARED_P(N), x, warp, lane);
+    store_turned<N, half>(p + part * MLA_SHARED_P(N), x, warp, lane);
 }
 
 /* Probabilities times the scales of each part. */
-template <int N>
-DEVICE void packed_store(unsigned p, float (&s)[N / 2], const packed_scales &scales, int warp,
-                         int lane)
+template <int N, bool half>
+DEVICE void packed_store(unsigned p, const float (&s)[N / 2], const packed_scales &scales, float up,
+                         int warp, int lane)
 {
-#pragma unroll
-    for (int i = 0; i < N / 2; i++)
-        s[i] *= PACKED_P_SCALE;
-    packed_store_part<N, 0>(p, s, scales, warp, lane);
-    packed_store_part<N, 1>(p, s, scales, warp, lane);
-    packed_store_part<N, 2>(p, s, scales, warp, lane);
-    packed_store_part<N, 3>(p, s, scales, warp, lane);
+    packed_store_part<N, half, 0>(p, s, scales, up, warp, lane);
+    packed_store_part<N, half, 1>(p, s, scales, up, warp, lane);
+    packed_store_part<N, half, 2>(p, s, scales, up, warp, lane);
+    packed_store_part<N, half, 3>(p, s, scales, up, warp, lane);
 }
 
 template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N> &m)
@@ -339,10 +386,8 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
     constexpr int scorers = MLA_PACKED_SCORERS(N), threads = scorers * GROUP_THREADS;
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const int mine = uniform(thread / GROUP_THREADS);
-    const mask_rule rule = plan_rule(&c);
     const float scale = c.sm_scale * SOFTMAX_LOG2E;
     ring<MLA_PACKED_STAGES(N)> at;
-    ring<MLA_PACKED_ROPES(N)> ropes;
     ring<MLA_PACKED_BUFFERS(N)> part;
     mla_walk w;
     for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
@@ -353,8 +398,9 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         load_queries<N, threads>(c, w, q, m, thread);
         convert_queries<N, MLA_LORA / 32, threads>(m, scale, thread);
-        seen_by_all<N>(c, w, q, rule, &lo, &least_hi);
+        all_see<N>(c, w, q, m, &lo, &least_hi);
         columns_begin<N>(columns);
+        packed_unit unit;
         for (int t = w.t0; t < w.t1; t += scorers) {
             const int j = (w.u.first_tile + t + mine) * MLA_TILE;
             packed_scales scales = {{{0, 0, 0, 0}, {0, 0, 0, 0}}};
@@ -364,33 +410,45 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
                 if (t + i >= w.t1)
                     break;
                 if (i == mine) {
+                    const unsigned tile = m.tiles + at.slot * MLA_PACKED_TILE;
+                    const unsigned of_row =
+                        tile + (warp % 4 * 16 + lane / 4) * MLA_PACKED_BYTES + MLA_LORA;
                     barrier_wait(m.full + 8 * at.slot, at.phase);
-                    fence_async_shared();
-                    packed_scores<N>(s, scales, m, m.tiles + at.slot * MLA_PACKED_TILE,
-                                     packed_rope(m, ropes.slot), m.scored + 8 * ropes.slot, scale,
-                                     warp % 4, lane);
-                    release(m.empty + 8 * at.slot);
+                    scales.x[0] = packed_load_scales(of_row);
+                    scales.x[1] = packed_load_scales(of_row + 8 * MLA_PACKED_BYTES);
+                    packed_scores<N>(s, scales, m, tile, m.empty + 8 * at.slot, scale, warp % 4,
+                                     lane);
                 }
                 at.advance();
-                ropes.advance();
             }
             if (j < lo || j + MLA_TILE > least_hi)
                 hide<N>(s, m, j + warp % 4 * 16 + lane / 4, lane);
-            softmax<N, 4 * scorers>(s, columns, factor, m, warp, lane);
+            const mla_shared<N> by = exchange_buffer<N, scorers>(m, part.slot);
+            packed_measure(scales, m.odd + part.slot * 16, warp, lane);
+            softmax<N, 4 * scorers>(s, columns, factor, by, warp, lane);
+            float shrink;
+            const bool half = packed_agree<4 * scorers>(unit, m.odd + part.slot * 16, shrink);
+#pragma unroll
+            for (int k = 0; k < N / 4; k++)
+                factor[k] *= shrink;
             const mla_shared<N> to = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
+            const unsigned p = to.p + mine * PACKED_PARTS * MLA_SHARED_P(N);
             barrier_wait(to.p_empty, part.phase ^ 1);
-            packed_store<N>(to.p + mine * PACKED_PARTS * MLA_SHARED_P(N), s, scales, warp % 4,
-                            lane);
+            if (half)
+                packed_store<N, true>(p, s, scales, unit.up(), warp % 4, lane);
+            else
+                packed_store<N, false>(p, s, scales, unit.up() * PACKED_P_SCALE, warp % 4, lane);
             store_factors<N>(factor, to, warp, lane);
+            if (thread == 0)
+                shared_store_word(packed_form(m, part.slot), half);
             fence_async_shared();
             barrier_arrive(to.p_full);
             part.advance();
-            named_sync(1, threads);
         }
-        finish<N, 4 * scorers>(c, w, q, columns, factor, m, warp, lane);
+        const float last = finish<N, 4 * scorers>(c, w, q, columns, m, warp, lane);
         const mla_shared<N> to = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
-        store_factors<N>(factor, to, warp, lane);
+        store_last<N>(last * unit.down(), to, warp, lane);
         barrier_arrive(to.p_full);
         part.advance();
     }
@@ -418,7 +476,7 @@ DEVICE packed_values packed_load_values(unsigned at, int tokens)
     packed_values v;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        v.x[i] = shared_load_word(at + (tokens + i % 2 + i / 2 * 8) * MLA_PACKED_ROW);
+        v.x[i] = shared_load_word(at + (tokens + i % 2 + i / 2 * 8) * MLA_PACKED_BYTES);
     return v;
 }
 
@@ -434,11 +492,62 @@ DEVICE void packed_widen_values(const packed_values &v, unsigned (*a)[4])
     }
 }
 
-/* A tile's values, from when `ready` returns. `p`: the probabilities of this warpgroup's two parts; `tile`: a
- * lane's dimensions of the first of them. */
+/* The same in fp16. */
+DEVICE void packed_widen_half(const packed_values &v, unsigned (*a)[4])
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const unsigned first = __byte_perm(v.x[2 * i], v.x[2 * i + 1], 0x5140);
+        const unsigned second = __byte_perm(v.x[2 * i], v.x[2 * i + 1], 0x7362);
+        a[0][2 * i] = widen_low(first);
+        a[0][2 * i + 1] = widen_high(first);
+        a[1][2 * i] = widen_low(second);
+        a[1][2 * i + 1] = widen_high(second);
+    }
+}
+
+/* A tile's values in fp16, if `ready` says that this is what probabilities are in. `p`: those of this warpgroup's two
+ * parts; `tile`: a lane's dimensions of the first of them. */
 template <int N, class wait>
-DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty, int add,
-                       const wait &ready)
+DEVICE bool packed_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty, int add,
+                            const wait &ready)
+{
+    constexpr int steps = MLA_TILE / 16, ahead = 2;
+    const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
+    unsigned a[ahead][4][4];
+    packed_values v[2] = {packed_load_values(tile, 0), packed_load_values(tile + PACKED_SCALED, 0)};
+#pragma unroll
+    for (int i = 0; i < steps; i++) {
+        if (i >= ahead)
+            products_wait<ahead - 1>();
+        packed_widen_half(v[0], a[i % ahead]);
+        packed_widen_half(v[1], a[i % ahead] + 2);
+        if (i == 0 && !ready())
+            return false;
+        if (i + 1 == steps) {
+            release(empty);
+        } else {
+            v[0] = packed_load_values(tile, i * 16 + 16);
+            v[1] = packed_load_values(tile + PACKED_SCALED, i * 16 + 16);
+        }
+        products_fence();
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            product_register<N, true, 0>(o[n], a[i % ahead][n],
+                                         descriptor_advance(b, n / 2 * MLA_SHARED_P(N) + i * 32),
+                                         i > 0 ? 1 : add);
+        products_commit();
+    }
+    products_wait<0>();
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        products_arrived(o[n]);
+    return true;
+}
+
+/* The same in bf16. */
+template <int N>
+DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty, int add)
 {
     constexpr int steps = MLA_TILE / 16, ahead = 2;
     const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
@@ -449,8 +558,6 @@ DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty
         if (i >= ahead)
             products_wait<ahead - 1>();
         packed_widen_values(v, a[i % ahead]);
-        if (i == 0)
-            ready();
         if (i + 1 == 2 * steps)
             release(empty);
         else
@@ -467,42 +574,6 @@ DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty
 #pragma unroll
     for (int n = 0; n < 4; n++)
         products_arrived(o[n]);
-}
-
-/* Outputs of whole units: a lane has four dimensions of its rows side by side, and four of the next part. */
-template <int N>
-DEVICE void packed_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                       const mla_sums<N> &o, int d0, int lane)
-{
-    const int first = first_row<N>(c, w), rows = q.q_len * c.heads;
-#pragma unroll
-    for (int i = 0; i < N / 8; i++)
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            const int r = first + i * 8 + lane % 4 * 2 + e;
-            if (r >= rows)
-                continue;
-            char *to = (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
-                       r % c.heads * c.operands.out_head;
-#pragma unroll
-            for (int part = 0; part < 2; part++) {
-                const int d = d0 + part * PACKED_SCALED;
-                float x[4];
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    x[k] = o[part * 2 + k / 2][4 * i + 2 * (k % 2) + e];
-                if (c.operands.aligned & CALL_ALIGNED_OUT_16 && c.out_f32) {
-                    *(float4 *)(to + d * 4) = make_float4(x[0], x[1], x[2], x[3]);
-                } else if (c.operands.aligned & CALL_ALIGNED_OUT_16) {
-                    *(uint2 *)(to + d * 2) =
-                        make_uint2(pack_pair<false>(x[0], x[1]), pack_pair<false>(x[2], x[3]));
-                } else {
-#pragma unroll
-                    for (int k = 0; k < 4; k++)
-                        element_store(c.out_f32 ? ELEMENT_F32 : ELEMENT_BF16, to, d + k, x[k]);
-                }
-            }
-        }
 }
 
 /* New latents to their slots, a warp each; who reads them here reads them as they are given. */
@@ -529,7 +600,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
     const int thread = (int)threadIdx.x - (1 + scorers) * GROUP_THREADS, warp = thread / 32;
     const int lane = thread % 32, group = uniform(thread / GROUP_THREADS);
     const int d0 = group * 2 * PACKED_SCALED + warp % 4 * 32 + lane / 4 * 4;
-    const unsigned mine = packed_place(lane % 4 * 2, d0 / 32) + d0 % 32;
+    const unsigned mine = lane % 4 * 2 * MLA_PACKED_BYTES + d0;
     ring<MLA_PACKED_STAGES(N)> at;
     ring<MLA_PACKED_BUFFERS(N)> part;
     mla_sums<N> o;
@@ -542,21 +613,26 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
         for (int t = w.t0; t < w.t1; t += scorers) {
             const mla_shared<N> from = part_buffer<N, MLA_PACKED_P(N)>(m, part.slot);
             const unsigned p = from.p + group * 2 * MLA_SHARED_P(N);
+            bool half = true;
 #pragma unroll
             for (int i = 0; i < scorers; i++) {
                 if (t + i >= w.t1)
                     break;
                 barrier_wait(m.full + 8 * at.slot, at.phase);
-                packed_add<N>(o, p + i * PACKED_PARTS * MLA_SHARED_P(N),
-                              m.tiles + at.slot * MLA_PACKED_TILE + mine, m.empty + 8 * at.slot,
-                              t + i > w.t0, [&] {
-                                  if (i > 0)
-                                      return;
-                                  barrier_wait(from.p_full, part.phase);
-                                  fence_async_shared();
-                                  if (t > w.t0)
-                                      multiply<N>(o, from, lane);
-                              });
+                const unsigned probabilities = p + i * PACKED_PARTS * MLA_SHARED_P(N);
+                const unsigned tile = m.tiles + at.slot * MLA_PACKED_TILE + mine;
+                const unsigned empty = m.empty + 8 * at.slot;
+                half = half && packed_add_half<N>(o, probabilities, tile, empty, t + i > w.t0, [&] {
+                           if (i > 0)
+                               return true;
+                           barrier_wait(from.p_full, part.phase);
+                           fence_async_shared();
+                           if (t > w.t0)
+                               multiply<N>(o, from, lane);
+                           return shared_load_word(packed_form(m, part.slot)) != 0;
+                       });
+                if (!half)
+                    packed_add<N>(o, probabilities, tile, empty, t + i > w.t0);
                 at.advance();
             }
             barrier_arrive(from.p_empty);
@@ -569,7 +645,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
         part.advance();
         index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         if (walk_whole(w))
-            packed_out<N>(c, w, q, o, d0, lane);
+            codes_out<N, PACKED_SCALED>(c, w, q, o, d0, lane);
         else
             codes_part<N, PACKED_SCALED>(c, w, q, o, d0, lane);
     }
@@ -579,10 +655,10 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
 
 template <int N> struct packed_roles {
     static constexpr int rows = N, stages = MLA_PACKED_STAGES(N), scorers = MLA_PACKED_SCORERS(N);
-    static constexpr int buffers = MLA_PACKED_BUFFERS(N), turns = MLA_PACKED_ROPES(N);
-    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
-    static constexpr int feeding = 56, scoring = N < 32 ? 104 : 120;
-    static constexpr int adding = N < 32 ? 104 : 168;
+    static constexpr int buffers = MLA_PACKED_BUFFERS(N), turns = 0;
+    static constexpr int fillers = GROUP_THREADS + 4, raws = 0, shares = 0;
+    static constexpr int feeding = 56, scoring = N < 32 ? 112 : 120;
+    static constexpr int adding = N < 32 ? 96 : 168;
 
     MLA_ROLES(packed_find<N>(memory), packed_feed<N>(c, m), packed_score<N>(c, m),
               packed_add_up<N>(c, m))

@@ -29,8 +29,8 @@ template <int N> struct mla_shared {
     unsigned full, empty, p_full, p_empty;
     unsigned scored;              /* 64 rows alone: scores of a tile are there */
     unsigned raw_full, raw_empty; /* 64 rows over codes alone: those that are to be widened */
-    unsigned raw,
-        odd; /* 64 rows over packed latents alone: rows as they lie, and marks of their scales */
+    unsigned raw;                 /* 64 rows over packed latents alone: rows as they lie */
+    unsigned odd;                 /* packed latents alone: marks of their scales */
 };
 
 /* One of the buffers of probabilities, `bytes` each, and factors. */
@@ -40,6 +40,13 @@ template <int N, int bytes> DEVICE mla_shared<N> part_buffer(mla_shared<N> m, in
     m.factor += slot * N;
     m.p_full += slot * 8;
     m.p_empty += slot * 8;
+    return m;
+}
+
+/* Where warps exchange maxima: two buffers in turn, so that no warp waits for those that still read the last ones. */
+template <int N, int scorers> DEVICE mla_shared<N> exchange_buffer(mla_shared<N> m, int slot)
+{
+    m.exchange += slot * (4 * scorers * N);
     return m;
 }
 
@@ -210,6 +217,16 @@ DEVICE void seen_by_all(const mla_call &c, const mla_walk &w, const index_sequen
     int ignored;
     mask_outline(&rule, &c.batch, &q, first / c.heads, first / c.heads, &ignored, hi);
     mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, lo, &ignored);
+}
+
+/* The same, from what row_seen() says of each row in shared memory: less code, which is executed once a unit and comes
+ * from memory. */
+template <int N>
+DEVICE void all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                    const mla_shared<N> &m, int *lo, int *hi)
+{
+    *lo = m.lo[int_min(N, q.q_len * c.heads - first_row<N>(c, w)) - 1];
+    *hi = m.hi[0];
 }
 
 /* ---- Latents --------------------------------------------------------------------------------- */

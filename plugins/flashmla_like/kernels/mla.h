@@ -64,40 +64,34 @@
 /* The same of mla_attend_codes_N, over latents of e4m3, with at most 32 rows: numbers have a scale of
  * each query more. Two warpgroups compute scores, of a tile each, which are handed over together;
  * there are two buffers for that. */
-#define MLA_CODES_ROW       608 /* bytes from one latent of a tile to the next */
-#define MLA_CODES_TILE      (MLA_TILE * MLA_CODES_ROW)
-#define MLA_CODES_STAGES(n) ((n) < 32 ? 5 : 4)
+#define MLA_CODES_PANELS    5 /* of 128 codes, the last one half empty */
+#define MLA_CODES_TILE      (MLA_CODES_PANELS * MLA_TILE * 128)
+#define MLA_CODES_STAGES(n) ((n) < 16 ? 5 : 4)
 #define MLA_CODES_SCORERS   2
 #define MLA_CODES_THREADS   640
 #define MLA_CODES_P(n)      (MLA_CODES_SCORERS * MLA_SHARED_P(n))
 #define MLA_CODES_SHARED(n)                                                                        \
-    (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + 2 * MLA_CODES_P(n) + (n)*52 + 128)
+    (MLA_SHARED_Q(n) + MLA_CODES_STAGES(n) * MLA_CODES_TILE + 2 * MLA_CODES_P(n) + (n)*84 + 128)
 
 /* The same of mla_attend_coded_64, whose queries are of e4m3, too: queries and four tiles as panels of 128 codes, the
  * last one of which is half empty, two buffers of probabilities. */
-#define MLA_CODED_PANELS 5
 #define MLA_CODED_STAGES 4
-#define MLA_CODED_TILE   (MLA_CODED_PANELS * MLA_TILE * 128)
 #define MLA_CODED_SHARED                                                                           \
-    ((1 + MLA_CODED_STAGES) * MLA_CODED_TILE + 2 * (MLA_SHARED_P(64) + 64 * 4) + 2 * 64 * 4 + 128)
+    ((1 + MLA_CODED_STAGES) * MLA_CODES_TILE + 2 * (MLA_SHARED_P(64) + 64 * 4) + 2 * 64 * 4 + 128)
 
-/* The same of mla_attend_packed_N, over rows of mla.latent_fp8/1, with at most 32 rows: tiles of codes and scales, and panels of what
- * is bf16 in them. With few rows two warpgroups compute scores. Probabilities are there four times. */
+/* The same of mla_attend_packed_N, over rows of mla.latent_fp8/1, with at most 32 rows: tiles of rows as they lie in
+ * the cache. With few rows two warpgroups compute scores. Probabilities are there four times. */
 #define MLA_PACKED_BYTES      656 /* of a row of the cache */
 #define MLA_PACKED_ROPE_AT    528 /* where its elements of bf16 begin */
-#define MLA_PACKED_ROW        544 /* bytes from one latent of a tile to the next */
-#define MLA_PACKED_TILE       (MLA_TILE * MLA_PACKED_ROW)
-#define MLA_PACKED_ROPE       (MLA_TILE * MLA_ROPE * 2)
+#define MLA_PACKED_TILE       (MLA_TILE * MLA_PACKED_BYTES)
 #define MLA_PACKED_SCORERS(n) ((n) < 32 ? 2 : 1)
-#define MLA_PACKED_STAGES(n)  4
-#define MLA_PACKED_ROPES(n)   ((n) < 32 ? 4 : 2)
+#define MLA_PACKED_STAGES(n)  ((n) < 32 ? 4 : 3)
 #define MLA_PACKED_BUFFERS(n) 2
 #define MLA_PACKED_THREADS(n) ((3 + MLA_PACKED_SCORERS(n)) * 128)
 #define MLA_PACKED_P(n)       (MLA_PACKED_SCORERS(n) * 4 * MLA_SHARED_P(n))
 #define MLA_PACKED_SHARED(n)                                                                       \
     (MLA_SHARED_Q(n) + MLA_PACKED_BUFFERS(n) * MLA_PACKED_P(n) +                                   \
-     MLA_PACKED_ROPES(n) * MLA_PACKED_ROPE + MLA_PACKED_STAGES(n) * MLA_PACKED_TILE + (n)*52 +     \
-     192)
+     MLA_PACKED_STAGES(n) * MLA_PACKED_TILE + (n)*84 + 192)
 
 /* The same of mla_attend_packed_64: a tile of rows as they lie in the cache, a pitch apart, so that rows side by side
  * lie in different banks; two tiles of bf16 that they are widened into; numbers of their tokens; probabilities

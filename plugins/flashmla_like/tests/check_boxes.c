@@ -110,6 +110,22 @@ TEST_OF(boxes, one_page_has_no_next_one)
     ck_assert_uint_eq(seen[0].strides[1] % 16, 0);
 }
 
+/* Few rows over e4m3: one map, of both parts. */
+TEST_OF(boxes, codes_have_one_map)
+{
+    attn_error error = {.struct_size = sizeof error};
+    boxes_case t;
+    make_case(&t);
+    t.group.kv_dtype = t.cache.dtype = ATTN_FP8_E4M3;
+    t.cache.strides[1] = DIM + 16;
+    t.call.rows = 16;
+    ck_assert_uint_eq(fm_make_boxes(&t.instance, 0, &t.cache, &t.call, &error), ATTN_OK);
+    ck_assert_int_eq(t.call.boxed, 1);
+    ck_assert_int_eq(num_seen, 1);
+    ck_assert_uint_eq(seen[0].shape[0], DIM);
+    ck_assert_uint_eq(seen[0].box[0], 128);
+}
+
 LOOP_OF(boxes, others_have_none, 0, 8)
 {
     static const int slots[1];
