@@ -192,11 +192,17 @@ static int ready_threads(const linear_dims *d)
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_THREADS : CHUNK_READY_THREADS;
 }
 
-/* Blocks of linear_ready_* for a chunk. */
+/* Blocks of linear_ready_* for a chunk and a k head. */
+static int ready_parts(const linear_dims *d, int together)
+{
+    return (d->ratio + together - 1) / together;
+}
+
+/* And for a chunk. */
 static int64_t ready_blocks(const linear_dims *d, int together)
 {
-    const int parts = (d->ratio + together - 1) / together;
-    return d->family == LINEAR_FAMILY_KDA ? d->v_heads : (int64_t)d->k_heads * parts;
+    return d->family == LINEAR_FAMILY_KDA ? d->v_heads
+                                          : (int64_t)d->k_heads * ready_parts(d, together);
 }
 
 /* v heads that share the products of q and k: fewer where blocks would leave multiprocessors idle. */
@@ -208,15 +214,23 @@ static int find_together(const linear_dims *d, int at_once)
     return together;
 }
 
-/* Blocks of linear_ready_*. With (I + A)^-1 of channels' decays each has chunks one after the other. */
-static int64_t ready_grid(const attn_metadata *metadata, const linear_dims *d,
-                          const linear_chunks *chunks, int at_once)
+/* Blocks of linear_ready_*. With (I + A)^-1 of channels' decays each has chunks one after the other; with one decay they
+ * are counted by part, k head and chunk, so that a block begins without divisions. */
+static void set_ready_grid(const attn_metadata *metadata, const linear_dims *d,
+                           const linear_chunks *chunks, int at_once, cuda_launch *to)
 {
+    const int rule = linear_chunk_rule(d);
     const int64_t blocks = at_once * ready_blocks(d, chunks->together);
     const int64_t most =
         CHUNK_CHANNELS_BLOCKS *
         (int64_t)cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
-    return CHUNK_BY_CHANNELS(linear_chunk_rule(d)) && blocks > most ? most : blocks;
+    to->grid[0] = CHUNK_BY_CHANNELS(rule) && blocks > most ? most : blocks;
+    to->grid[1] = to->grid[2] = 1;
+    if (!CHUNK_ONE_DECAY(rule))
+        return;
+    to->grid[0] = ready_parts(d, chunks->together);
+    to->grid[1] = d->k_heads;
+    to->grid[2] = at_once;
 }
 
 /* Are there sequences for all multiprocessors, and none that may be cut, for blocks of whole heads? */
@@ -369,11 +383,11 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                               .name = "linear_list",
                               .grid = {1, 1, 1},
                               .block = {CHUNK_PLAN_THREADS}};
-    const cuda_launch ready = {.function = group->ready,
-                               .name = "linear_ready",
-                               .grid = {ready_grid(metadata, d, chunks, at_once), 1, 1},
-                               .block = {(uint32_t)ready_threads(d)},
-                               .shared = linear_ready_shared(d)};
+    cuda_launch ready = {.function = group->ready,
+                         .name = "linear_ready",
+                         .block = {(uint32_t)ready_threads(d)},
+                         .shared = linear_ready_shared(d)};
+    set_ready_grid(metadata, d, chunks, at_once, &ready);
     const int parts = CHUNK_SEGMENT_PARTS(d->v_dim / CHUNK_PANEL, linear_chunk_rule(d));
     const cuda_launch segments = {.function = group->segments,
                                   .name = "linear_segments",

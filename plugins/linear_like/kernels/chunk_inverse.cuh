@@ -402,14 +402,23 @@ DEVICE void load_own(const float *from, int warp, int lane, float (&own)[2])
         own[i] = from[16 * warp + lane / 4 + 8 * i] * PRODUCTS_ROOM;
 }
 
+/* Sums of log decays, a warp for a head, while products are under way: without a branch. */
+DEVICE void sum_head_logs(const inverse_memory &m, int heads, int warp, int lane)
+{
+    const ready_gates g(m, warp);
+    const float2 logs = *(const float2 *)(g.sum + 2 * lane);
+    sum_logs(scale_log(logs.x), scale_log(logs.y), lane, g, warp < heads);
+}
+
 /* q k' and k k' of rows as they are; `q_times`, `k_times` of shared memory, and tiles. */
-DEVICE void multiply_rows_raw(const inverse_memory &m, int warp, int lane, float (&qk)[32],
-                              float (&kk)[32])
+DEVICE void multiply_rows_raw(const inverse_memory &m, int heads, int warp, int lane,
+                              float (&qk)[32], float (&kk)[32])
 {
     const unsigned q = shared_address(m.q), k = shared_address(m.k);
     float sums[2];
     multiply_shared<false, 8>(qk, q, q);
     multiply_shared<false, 8>(kk, k, k);
+    sum_head_logs(m, heads, warp, lane);
     wait_product<1>(qk);
     const bool diagonal = find_diagonal(qk, warp, lane, sums);
     if (diagonal)
@@ -422,7 +431,7 @@ DEVICE void multiply_rows_raw(const inverse_memory &m, int warp, int lane, float
     wait_product<0>(qk);
 }
 
-/* Blocks: chunks of the window, times k heads, times parts of their v heads. TILES: those of q and k are
+/* Blocks: parts of v heads of a k head, k heads, chunks of the window. TILES: those of q and k are
  * in the workspace; chunks go from the last to the first then, as the cache has what was written last. */
 template <bool TILES> DEVICE void inverse_block(const linear_call &call, int first, char *memory)
 {
@@ -430,10 +439,8 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     const linear_dims &d = call.dims;
     const linear_chunks &chunks = call.chunks;
     const int together = chunks.together;
-    const int parts = (d.ratio + together - 1) / together;
-    const int part = blockIdx.x % parts, rest = blockIdx.x / parts;
-    const int key_head = rest % d.k_heads, last = (int)(gridDim.x / parts) / d.k_heads - 1;
-    const int index = TILES ? last - rest / d.k_heads : rest / d.k_heads;
+    const int part = blockIdx.x, key_head = blockIdx.y;
+    const int index = TILES ? gridDim.z - 1 - blockIdx.z : blockIdx.z;
     const linear_chunk from = chunks.list[int_min(first + index, chunks.most - 1)];
     if (first + index >= *chunks.count)
         return;
@@ -458,18 +465,14 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     copy_wait<0>();
     fence_async_shared();
     __syncthreads();
-    if (warp < heads) {
-        const ready_gates g(m, warp);
-        const float2 logs = *(const float2 *)(g.sum + 2 * lane);
-        sum_logs(scale_log(logs.x), scale_log(logs.y), lane, g);
-    }
     if constexpr (TILES) {
         multiply_shared<true, 8>(qk, shared_address(m.q), shared_address(m.k));
         multiply_shared<true, 8>(kk, shared_address(m.k), shared_address(m.k));
+        sum_head_logs(m, heads, warp, lane);
         wait_product<0>(qk);
         products_arrived(kk);
     } else {
-        multiply_rows_raw(m, warp, lane, qk, kk);
+        multiply_rows_raw(m, heads, warp, lane, qk, kk);
     }
     __syncthreads();
     if (!TILES && part == 0 && !chunks.raw)

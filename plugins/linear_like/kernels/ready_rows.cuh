@@ -393,8 +393,8 @@ DEVICE double scale_log(float log)
     return (log < -1e4f ? -1e4f : log) * 1.4426950408889634;
 }
 
-/* Sums of log decays of 64 rows, a warp; the lane's two. */
-DEVICE void sum_logs(double first, double second, int lane, const ready_gates &g)
+/* Sums of log decays of 64 rows, a warp; the lane's two. `store`: they are kept. */
+DEVICE void sum_logs(double first, double second, int lane, const ready_gates &g, bool store = true)
 {
     double sums[2] = {first, first + second}, before = sums[1];
 #pragma unroll
@@ -406,6 +406,8 @@ DEVICE void sum_logs(double first, double second, int lane, const ready_gates &g
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         double sum = before + sums[i];
+        if (!store)
+            continue;
         g.sum[2 * lane + i] = (float)sum;
         g.rest[2 * lane + i] = (float)(sum - (double)(float)sum);
     }

@@ -307,6 +307,7 @@ static void ready_by(const struct fake_cuda_launch *launch, int rule)
         heads == d->v_heads ? 1 : (d->ratio + call->chunks.together - 1) / call->chunks.together;
     const int64_t keys = CHUNK_RULE_KEYS_BYTES(rule);
     const int64_t number = CHUNK_BY_CHANNELS(rule) ? call->chunks.window /* by blocks in turn */
+                           : CHUNK_ONE_DECAY(rule) ? (int64_t)launch->grid[2]
                                                    : (int64_t)launch->grid[0] / (heads * parts);
     int first = *(const int *)launch->arguments[1];
     for (int64_t i = 0; i < number; i++)
