@@ -270,6 +270,7 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
         blocks = most;
     return (cuda_launch){.function = wide ? group->wide : group->states,
                          .name = wide ? "linear_wide" : "linear_states",
+                         .programmatic = wide,
                          .grid = {blocks, 1, 1},
                          .block = {states_threads(group)},
                          .shared = wide ? WIDE_SHARED : states_shared(group)};
@@ -286,36 +287,59 @@ static int takes_two_slices(const attn_metadata *metadata, const linear_dims *d,
            3 * ((heads + sms - 1) / sms) <= 2 * ((2 * heads + sms - 1) / sms);
 }
 
-/* q, k or v in operands.mixed; of rows the kernel copies those alone that there are. */
-static attn_status make_map(const attn_metadata *metadata, const linear_call *call, int part,
-                            linear_map *to, attn_error *error)
+/* Heads of `dim` elements that follow one another in each row, boxes of 64 x 64. */
+static attn_status make_map(const attn_metadata *metadata, cuda_tensor_box box, linear_map *to,
+                            attn_error *error)
 {
-    const linear_dims *d = &call->dims;
-    const int heads = part == 2 ? d->v_heads : d->k_heads, dim = part == 2 ? d->v_dim : d->k_dim;
-    const char *from = call->operands.mixed + (int64_t)d->first[part] * 2;
     cuda_tensor_map map;
-    const cuda_tensor_box box = {.name = "mixed_qkv",
-                                 .data = (void *)(uintptr_t)from,
-                                 .dtype = ATTN_BF16,
-                                 .rank = 4,
-                                 .shape = {dim, INT32_MAX, heads, 1},
-                                 .strides = {0, call->operands.mixed_row, (int64_t)dim * 2, 16},
-                                 .box = {64, CHUNK_ROWS, 1, 1},
-                                 .swizzle = 128,
-                                 .l2 = 128};
+    box.dtype = ATTN_BF16;
+    box.rank = 4;
+    box.shape[3] = 1, box.strides[3] = 16;
+    box.box[0] = 64, box.box[1] = CHUNK_ROWS, box.box[2] = box.box[3] = 1;
+    box.swizzle = box.l2 = 128;
     attn_status status = cuda_tensor_map_make(metadata->instance->cuda, &box, &map, error);
     if (status == ATTN_OK)
         memcpy(to, &map, sizeof *to);
     return status;
 }
 
-static attn_status make_maps(const attn_metadata *metadata, const linear_call *call,
+/* q, k or v in operands.mixed, `rows` of them. */
+static attn_status map_rows(const attn_metadata *metadata, const linear_call *call, int part,
+                            int64_t rows, linear_map *to, attn_error *error)
+{
+    const linear_dims *d = &call->dims;
+    const int heads = part == 2 ? d->v_heads : d->k_heads, dim = part == 2 ? d->v_dim : d->k_dim;
+    const char *from = call->operands.mixed + (int64_t)d->first[part] * 2;
+    const cuda_tensor_box box = {.name = "mixed_qkv",
+                                 .data = (void *)(uintptr_t)from,
+                                 .shape = {dim, rows, heads},
+                                 .strides = {0, call->operands.mixed_row, (int64_t)dim * 2}};
+    return make_map(metadata, box, to, error);
+}
+
+static attn_status make_maps(const attn_metadata *metadata, const linear_call *call, int64_t rows,
                              linear_maps *maps, attn_error *error)
 {
-    attn_status status = make_map(metadata, call, 0, &maps->q, error);
+    attn_status status = map_rows(metadata, call, 0, rows, &maps->q, error);
     if (status == ATTN_OK)
-        status = make_map(metadata, call, 1, &maps->k, error);
-    return status == ATTN_OK ? make_map(metadata, call, 2, &maps->v, error) : status;
+        status = map_rows(metadata, call, 1, rows, &maps->k, error);
+    return status == ATTN_OK ? map_rows(metadata, call, 2, rows, &maps->v, error) : status;
+}
+
+/* Boxes of linear_wide_* may reach beyond a sequence, but not beyond the batch. */
+static attn_status make_wide_maps(const attn_metadata *metadata, const linear_call *call,
+                                  linear_wide_maps *maps, attn_error *error)
+{
+    const int64_t tokens = cuda_plan_extent(&metadata->plan).tokens;
+    const int64_t rows = call->chunks.rows ? (int64_t)call->chunks.window * CHUNK_ROWS : tokens;
+    const linear_dims *d = &call->dims;
+    const linear_operands *o = &call->operands;
+    const cuda_tensor_box box = {.name = "out",
+                                 .data = o->out,
+                                 .shape = {d->v_dim, tokens, d->v_heads},
+                                 .strides = {0, o->out_row, o->out_head}};
+    attn_status status = make_maps(metadata, call, rows, &maps->rows, error);
+    return status == ATTN_OK ? make_map(metadata, box, &maps->out, error) : status;
 }
 
 /* What the kernels after the convolution are given, and the norm if that wrote tiles. */
@@ -374,11 +398,16 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     linear_call after = after_convolution(call);
     after.chunks.raw = goes_wide(metadata, group, call);
     int first = 0;
-    linear_maps maps;
-    attn_status status = group->ready ? ATTN_OK : make_maps(metadata, &after, &maps, error);
+    linear_wide_maps maps;
+    attn_status status = ATTN_OK;
+    if (!group->ready)
+        status = make_maps(metadata, &after, INT32_MAX, &maps.rows, error);
+    else if (after.chunks.raw)
+        status = make_wide_maps(metadata, &after, &maps, error);
     if (status != ATTN_OK)
         return status;
-    void *params[] = {&after, group->ready ? (void *)&first : (void *)&maps, &first};
+    void *mapped[] = {&after, &maps, &first}, *plain[] = {&after, &first};
+    void **params = group->ready ? plain : mapped;
     const cuda_launch list = {.function = group->list,
                               .name = "linear_list",
                               .grid = {1, 1, 1},
@@ -404,7 +433,8 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
         if (status == ATTN_OK && chunks->room > 0)
             status = cuda_launch_run(cuda, &segments, params, stream, error);
         if (status == ATTN_OK)
-            status = cuda_launch_run(cuda, &states, params, stream, error);
+            status =
+                cuda_launch_run(cuda, &states, after.chunks.raw ? mapped : params, stream, error);
     }
     return status;
 }

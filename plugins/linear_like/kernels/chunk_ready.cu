@@ -8,16 +8,14 @@ extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     list_block(call);
 }
 
-/* WAITS: may be launched before what it waits for has ended. It was slower, and is not. */
-#define READY_KERNEL(name, block, waits)                                                           \
+/* EARLY: what follows may begin as soon as all blocks have. */
+#define READY_KERNEL(name, block, early)                                                           \
     extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
-        if (waits) {                                                                               \
+        if (early)                                                                                 \
             grid_launch_dependents();                                                              \
-            grid_wait();                                                                           \
-        }                                                                                          \
         block(call, first, (char *)chunk_shared);                                                  \
     }
 

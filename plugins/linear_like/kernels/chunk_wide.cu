@@ -3,10 +3,11 @@
 
 #define WIDE_KERNEL(name, rule)                                                                    \
     extern "C" __global__ void __launch_bounds__(CHUNK_STATE_THREADS, 1)                           \
-        name(const __grid_constant__ linear_call call, int first)                                  \
+        name(const __grid_constant__ linear_call call,                                             \
+             const __grid_constant__ linear_wide_maps maps, int first)                             \
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
-        wide_block<rule>(call, first, (char *)chunk_shared);                                       \
+        wide_block<rule>(call, maps, first, (char *)chunk_shared);                                 \
     }
 
 WIDE_KERNEL(linear_wide_inverse, CHUNK_INVERSE)

@@ -164,4 +164,10 @@ typedef struct linear_maps {
     linear_map q, k, v;
 } linear_maps;
 
+/* The same, and a map of the output. */
+typedef struct linear_wide_maps {
+    linear_maps rows;
+    linear_map out;
+} linear_wide_maps;
+
 #endif /* LINEAR_LIKE_PARAMS_H */

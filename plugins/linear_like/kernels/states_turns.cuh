@@ -14,7 +14,7 @@ template <bool HALF> DEVICE u32 larger_magnitudes(u32 x, u32 y)
 {
     u32 z;
     if constexpr (!HALF)
-        asm("{ .reg .b32 m; abs.bf16x2 m, %2; max.bf16x2 %0, %1, m; }" : "=r"(z) : "r"(x), "r"(y));
+        asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
     else
         asm("{ .reg .b32 m; abs.f16x2 m, %2; max.f16x2 %0, %1, m; }" : "=r"(z) : "r"(x), "r"(y));
     return z;

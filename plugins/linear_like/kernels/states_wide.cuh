@@ -11,8 +11,11 @@
 #include "plugins/linear_like/kernels/states_segments.cuh"
 #include "plugins/linear_like/kernels/tile_rows.cuh"
 
-/* Named barriers of a warpgroup: outputs are there; they have been read. */
-enum { WIDE_THERE = 1, WIDE_READ = 3 };
+/* Of stages: all is there; it has been read; rows of q, k and v are there as the batch has them. */
+enum { WIDE_FULL, WIDE_FREE, WIDE_ROWS };
+
+/* Named barriers of a warpgroup and the warp that stores its outputs: these are there; they have been read. */
+enum { WIDE_THERE = 1, WIDE_READ = 3, WIDE_BOTH = 128 + 32 };
 
 /* Shared memory of a block: stages of all that is needed of a chunk, as the workspace has it, and rows of v;
  * what outputs are turned in. */
@@ -35,35 +38,37 @@ struct wide_memory {
         return stages + n % WIDE_STAGES * WIDE_STAGE;
     }
 
-    __device__ __forceinline__ unsigned barrier(int n) const
+    __device__ __forceinline__ unsigned barrier(int kind, int n) const
     {
-        return barriers + 8 * (n % WIDE_STAGES);
+        return barriers + 8 * (kind * WIDE_STAGES + n % WIDE_STAGES);
     }
 
-    __device__ __forceinline__ void wait(int n) const
+    __device__ __forceinline__ void wait(int kind, int n) const
     {
-        barrier_wait(barrier(n), n / WIDE_STAGES & 1);
+        barrier_wait(barrier(kind, n), n / WIDE_STAGES & 1);
     }
 
-    __device__ __forceinline__ void free(int n) const
+    __device__ __forceinline__ void arrive(int kind, int n) const
     {
         __syncwarp();
         if (threadIdx.x % 32 == 0)
-            barrier_arrive(barrier(n) + 8 * WIDE_STAGES);
+            barrier_arrive(barrier(kind, n));
     }
 
     __device__ __forceinline__ void wait_free(int n) const
     {
         if (n >= WIDE_STAGES)
-            barrier_wait(barrier(n) + 8 * WIDE_STAGES, (n / WIDE_STAGES - 1) & 1);
+            barrier_wait(barrier(WIDE_FREE, n), (n / WIDE_STAGES - 1) & 1);
     }
 
-    __device__ __forceinline__ void begin(void) const
+    /* `filling`: arrivals at WIDE_FULL. */
+    __device__ __forceinline__ void begin(int filling) const
     {
         if (threadIdx.x == 0) {
             for (int i = 0; i < WIDE_STAGES; i++) {
-                barrier_init(barriers + 8 * i, 1 + CHUNK_STATE_WARPS);
-                barrier_init(barriers + 8 * (WIDE_STAGES + i), 2 * CHUNK_STATE_WARPS);
+                barrier_init(barrier(WIDE_FULL, i), filling);
+                barrier_init(barrier(WIDE_FREE, i), 2 * CHUNK_STATE_WARPS);
+                barrier_init(barrier(WIDE_ROWS, i), 1);
             }
             fence_barrier_init();
         }
@@ -78,117 +83,110 @@ struct wide_memory {
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* What has been made of chunk `n` of a block's, of its head. */
+/* All that chunk `n` of the block's needs, which begins with row `chunk` of the sequence. A thread. */
 template <int RULE>
-DEVICE const char *find_values(const linear_call &call, const states_work &work, int n)
+DEVICE void fetch_wide(const linear_call &call, const linear_wide_maps &maps,
+                       const states_work &work, const wide_memory &m, int n, int chunk)
 {
     const linear_dims &d = call.dims;
-    return call.chunks.values + ((i64)(work.from - work.first + n) * d.v_heads + work.head) *
-                                    CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
-}
-
-/* What the copy engine brings of a chunk: its numbers, P, T, and tiles of q and k if there are any. */
-template <int RULE>
-DEVICE void copy_wide(const linear_call &call, const states_work &work, const wide_memory &m, int n)
-{
-    const linear_dims &d = call.dims;
-    const i64 index = work.from - work.first + n;
-    const unsigned to = shared_address(m.stage(n)), barrier = m.barrier(n);
-    const char *from = find_values<RULE>(call, work, n);
-    if (threadIdx.x % 128 != 0)
-        return;
-    barrier_arrive_expect(barrier, CHUNK_NUMBERS + 2 * CHUNK_TRIANGLE +
-                                       (CHUNK_HAS_TILES(RULE) ? CHUNK_KEYS_BYTES : 0));
-    bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, barrier);
-    copy_triangle(to + wide_memory::inverse, from + CHUNK_NUMBERS + CHUNK_TRIANGLE, barrier);
-    copy_triangle(to + wide_memory::products, from + CHUNK_NUMBERS, barrier);
+    const int index = work.from - work.first + n;
+    const int key = work.head / d.ratio, half = CHUNK_TILE / 2;
+    const int row = call.chunks.rows ? index * CHUNK_ROWS : work.sequence.first_row + chunk;
+    const unsigned to = shared_address(m.stage(n));
+    const unsigned barrier = m.barrier(CHUNK_HAS_TILES(RULE) ? WIDE_FULL : WIDE_ROWS, n);
+    const char *from = call.chunks.values + ((i64)index * d.v_heads + work.head) *
+                                                CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
+    m.wait_free(n);
+    if (n == 0)
+        grid_wait();
+    barrier_arrive_expect(barrier, CHUNK_NUMBERS + 2 * CHUNK_TRIANGLE + 3 * CHUNK_TILE);
     if (CHUNK_HAS_TILES(RULE))
         bulk_load(to + wide_memory::q,
-                  call.chunks.keys + (index * d.k_heads + work.head / d.ratio) * CHUNK_KEYS_BYTES,
+                  call.chunks.keys + ((i64)index * d.k_heads + key) * CHUNK_KEYS_BYTES,
                   CHUNK_KEYS_BYTES, barrier);
-}
-
-/* All that chunk `n` needs, which is `chunk` of the list, if there is one. */
-template <int RULE>
-DEVICE void fetch_wide(const linear_call &call, const states_work &work, const wide_memory &m,
-                       int n, const linear_chunk &chunk)
-{
-    const linear_dims &d = call.dims;
-    const i64 apart = call.operands.mixed_row;
-    if (n < work.to - work.from) {
-        const char *from = call.operands.mixed +
-                           find_row(call, work.sequence, chunk, work.from - work.first + n) * apart;
-        const int key = work.head / d.ratio * d.k_dim;
-        char *to = m.stage(n);
-        m.wait_free(n);
-        copy_wide<RULE>(call, work, m, n);
-        if constexpr (!CHUNK_HAS_TILES(RULE)) {
-            fetch_tile(from + (d.first[1] + key) * 2, apart, chunk.rows, d.k_dim,
-                       to + wide_memory::k);
-            fetch_tile(from + (d.first[0] + key) * 2, apart, chunk.rows, d.k_dim,
-                       to + wide_memory::q);
-        }
-        fetch_tile(from + (d.first[2] + work.head * d.v_dim) * 2, apart, chunk.rows, d.v_dim,
-                   to + wide_memory::values);
+#pragma unroll
+    for (int i = 0; !CHUNK_HAS_TILES(RULE) && i < 2; i++) {
+        tensor_load(to + wide_memory::k + i * half, &maps.rows.k, barrier, 64 * i, row, key, 0);
+        tensor_load(to + wide_memory::q + i * half, &maps.rows.q, barrier, 64 * i, row, key, 0);
     }
-    copy_commit();
+    bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, barrier);
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        tensor_load(to + wide_memory::values + i * half, &maps.rows.v, barrier, 64 * i, row,
+                    work.head, 0);
+    copy_triangle(to + wide_memory::inverse, from + CHUNK_NUMBERS + CHUNK_TRIANGLE, barrier);
+    copy_triangle(to + wide_memory::products, from + CHUNK_NUMBERS, barrier);
 }
 
-/* What all chunks need, by the third warpgroup: two are on their way while one is converted. */
+/* Rows of q and k of a chunk, of which there are `rows`, as fp16, near length 1. What has been copied beyond them
+ * is others', and is multiplied by 0, so that it is to be finite. */
+DEVICE void convert_wide(char *stage, int rows)
+{
+    const float *numbers = (const float *)(stage + wide_memory::numbers);
+    if (rows < CHUNK_ROWS)
+        for (int i = 0; i < 3; i++)
+            clear_rows(stage + (i < 2 ? i * CHUNK_TILE : wide_memory::values), rows);
+    convert_tile(stage + wide_memory::k, numbers + NUMBERS_K_UP);
+    convert_tile(stage + wide_memory::q, numbers + NUMBERS_Q_UP);
+    fence_async_shared();
+}
+
+/* Outputs of chunk `n` of group `group` of values, as soon as they are turned: of few rows by all lanes, as others'
+ * rows follow. A warp, which has the fence, as the warpgroup has no time for it. */
+DEVICE void store_wide(const linear_call &call, const linear_wide_maps &maps,
+                       const states_work &work, const wide_memory &m, int group, int n)
+{
+    const linear_operands &o = call.operands;
+    const linear_chunk chunk = call.chunks.list[work.from + n];
+    const int lane = threadIdx.x % 32, value = group * 64 + lane % 8 * 8;
+    const int row = work.sequence.first_row + chunk.first;
+    const char *turn = m.turns + group * CHUNK_PRODUCTS;
+    named_sync(WIDE_THERE + group, WIDE_BOTH);
+    if (chunk.rows == CHUNK_ROWS) {
+        fence_async_shared();
+        if (lane == 0)
+            tensor_store(&maps.out, shared_address(turn), group * 64, row, work.head, 0);
+        store_commit();
+        store_wait_read();
+    } else {
+        for (int i = lane / 8; i < chunk.rows && value < call.dims.v_dim; i += 4)
+            *(uint4 *)(o.out + (i64)(row + i) * o.out_row + work.head * o.out_head + value * 2) =
+                *(const uint4 *)(turn + tile_offset(i, lane % 8));
+    }
+    __syncwarp();
+    if (work.from + n + 1 < work.to)
+        named_arrive(WIDE_READ + group, WIDE_BOTH);
+}
+
+/* What all chunks need, and their outputs, by the third warpgroup: two chunks are on their way while one is converted.
+ * Its last two warps store outputs, of the chunk before the last one that has been read. */
 template <int RULE>
-DEVICE void fetch_all_wide(const linear_call &call, const states_work &work, const wide_memory &m)
+DEVICE void fetch_all_wide(const linear_call &call, const linear_wide_maps &maps,
+                           const states_work &work, const wide_memory &m, int warp)
 {
     const int count = work.to - work.from;
     const linear_chunk *list = call.chunks.list + work.from;
-    fetch_wide<RULE>(call, work, m, 0, list[0]);
-    fetch_wide<RULE>(call, work, m, 1, list[int_min(1, count - 1)]);
-    linear_chunk ahead = list[int_min(2, count - 1)];
-    u32 next = CHUNK_HAS_TILES(RULE) ? 0 : load_ups(find_values<RULE>(call, work, 0));
+    int ahead = list[0].first, next = list[0].rows;
+    if (warp >= 2)
+        named_arrive(WIDE_READ + warp - 2, WIDE_BOTH);
 #pragma unroll 1
-    for (int n = 0; n < count; n++) {
-        copy_wait<1>();
-        if constexpr (!CHUNK_HAS_TILES(RULE)) {
-            const u32 ups = next;
-            next = load_ups(find_values<RULE>(call, work, int_min(n + 1, count - 1)));
-            convert_tile<true>(m.stage(n) + wide_memory::k, ups);
-            convert_tile<false>(m.stage(n) + wide_memory::q, ups);
+    for (int n = -2; n < count + 2; n++) {
+        if (!CHUNK_HAS_TILES(RULE) && n >= 0 && n < count) {
+            const int rows = next;
+            next = list[int_min(n + 1, count - 1)].rows;
+            m.wait(WIDE_ROWS, n);
+            convert_wide(m.stage(n), rows);
+            m.arrive(WIDE_FULL, n);
         }
-        fence_async_shared();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(m.barrier(n));
-        fetch_wide<RULE>(call, work, m, n + 2, ahead);
-        ahead = list[int_min(n + 3, count - 1)];
+        if (warp >= 2 && n >= 2)
+            store_wide(call, maps, work, m, warp - 2, n - 2);
+        if (threadIdx.x % 128 == 0 && n + 2 < count)
+            fetch_wide<RULE>(call, maps, work, m, n + 2, ahead);
+        ahead = list[int_min(n + 3, count - 1)].first;
     }
 }
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
-
-/* 16 bytes to global memory; no branch, as products are under way. */
-DEVICE void store_if(bool there, char *to, uint4 x)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n"
-                 "@p st.global.v4.u32 [%1], {%2, %3, %4, %5};\n}" ::"r"((u32)there),
-                 "l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-}
-
-/* Where outputs of a chunk go, the lane's first. */
-struct wide_place {
-    char *to;
-    i64 apart;
-    int rows; /* from there on; 0: none */
-};
-
-/* Outputs that the warpgroup has turned. */
-DEVICE void store_wide(const char *turn, const wide_place &out, int warp, int lane)
-{
-    const char *from = turn + warp * 2048;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        store_if(4 * i < out.rows, out.to + 4 * i * out.apart,
-                 *(const uint4 *)(from + tile_offset(4 * i + lane / 8, lane % 8)));
-}
 
 /* Outputs of the warp's values, turned. `read`: q S in units of `held`; `added`: P U; `kept`: U. */
 DEVICE void turn_wide(const float2 (&owns)[8], float p, const left_operand<8> &kept,
@@ -241,9 +239,9 @@ DEVICE void load_wide_values(unsigned v, int warp, int lane, u32 (&to)[4][4], fl
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        largest[i] =
-            largest_of_row(HALF ? fmaxf(half_low(most[i]), half_high(most[i]))
-                                : fmaxf(bits_f32(most[i] << 16), bits_f32(most[i] & 0xffff0000)));
+        largest[i] = largest_of_row(
+            HALF ? fmaxf(half_low(most[i]), half_high(most[i]))
+                 : fmaxf(fabsf(bits_f32(most[i] << 16)), fabsf(bits_f32(most[i] & 0xffff0000))));
 }
 
 /* Numbers of a lane's rows: two of each eight. */
@@ -285,10 +283,10 @@ DEVICE void find_side(const u32 (&v)[4][4], const float2 (&numbers)[8], const fl
     }
 }
 
-/* The state after chunk `n`, and outputs. `s` times `unit`; `out`: of the chunk before. */
+/* The state after chunk `n`, and outputs, turned. `s` times `unit`. */
 template <int RULE>
 DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane, state_tile &s,
-                      float (&unit)[2], const wide_place &out)
+                      float (&unit)[2])
 {
 #if HAS_HOPPER
     typedef wide_memory at;
@@ -309,7 +307,6 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
     multiply_rows(x, held.at[4], from + at::k + CHUNK_TILE / 2, true);
     multiply_rows(read, held.at[0], from + at::q, false);
     multiply_rows(read, held.at[4], from + at::q + CHUNK_TILE / 2, true);
-    store_wide(turn, out, warp, lane);
     load_wide_values<half>(from + at::values + group * (CHUNK_TILE / 2), warp, lane, v, value);
     if constexpr (half)
         value[0] *= numbers[NUMBERS_MOST], value[1] *= numbers[NUMBERS_MOST];
@@ -342,9 +339,9 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
     const float p = numbers[NUMBERS_P];
     products_wait<1>();
     products_arrived(given);
-    named_sync(WIDE_READ + group, 128);
+    named_sync(WIDE_READ + group, WIDE_BOTH);
     turn_wide(keys, p, kept, given, read, turn, warp, lane);
-    named_sync(WIDE_THERE + group, 128);
+    named_arrive(WIDE_THERE + group, WIDE_BOTH);
     products_wait<0>();
     products_arrived(s);
 #else
@@ -359,15 +356,10 @@ template <int RULE>
 DEVICE void pass_all_wide(const linear_call &call, const states_work &work, const wide_memory &m,
                           int group, int warp, int lane)
 {
-    const linear_operands &o = call.operands;
     const int panel = group * CHUNK_STATE_WARPS + warp, count = work.to - work.from;
-    const int piece = group * 64 + lane % 8 * 8;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
     const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
     const linear_chunk *list = call.chunks.list + work.from;
-    char *to = o.out + (i64)(work.sequence.first_row + 16 * warp + lane / 8) * o.out_row +
-               work.head * o.out_head + piece * 2;
-    wide_place out = {to, o.out_row, 0};
     linear_chunk next = list[0];
     state_tile s = {};
     float unit[2] = {1, 1};
@@ -379,11 +371,9 @@ DEVICE void pass_all_wide(const linear_call &call, const states_work &work, cons
         const linear_chunk chunk = next;
         const int snapshot = __shfl_sync(~0u, chunk.snapshot, 0);
         next = list[int_min(n + 1, count - 1)];
-        m.wait(n);
-        pass_wide<RULE>(m, n, group, warp, lane, s, unit, out);
-        m.free(n);
-        out.to = to + chunk.first * o.out_row;
-        out.rows = piece < call.dims.v_dim ? chunk.rows - 16 * warp - lane / 8 : 0;
+        m.wait(WIDE_FULL, n);
+        pass_wide<RULE>(m, n, group, warp, lane, s, unit);
+        m.arrive(WIDE_FREE, n);
         if (snapshot) {
             restore_state(s, unit);
             if (here)
@@ -391,30 +381,33 @@ DEVICE void pass_all_wide(const linear_call &call, const states_work &work, cons
             scale_state<true>(s, unit);
         }
     }
-    store_wide(m.turns + group * CHUNK_PRODUCTS, out, warp, lane);
     restore_state(s, unit);
     if (here)
         store_last_state(call, work, panel, lane, s);
 }
 
 /* Blocks: sequences of the window from chunk `first` on, times v heads. */
-template <int RULE> DEVICE void wide_block(const linear_call &call, int first, char *memory)
+template <int RULE>
+DEVICE void wide_block(const linear_call &call, const linear_wide_maps &maps, int first,
+                       char *memory)
 {
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     states_work work;
     work.head = blockIdx.x % call.dims.v_heads;
     work.panel = 0;
-    if (!find_work(call, first, (gridDim.x - 1 - blockIdx.x) / call.dims.v_heads, work))
+    if (!find_work(call, first, (gridDim.x - 1 - blockIdx.x) / call.dims.v_heads, work)) {
+        grid_wait();
         return;
+    }
     const wide_memory m(memory);
-    m.begin();
+    m.begin(CHUNK_HAS_TILES(RULE) ? 1 : CHUNK_STATE_WARPS);
     if (group < 2) {
-        registers_take<232>();
+        registers_take<CHUNK_HAS_TILES(RULE) ? 232 : 224>();
         pass_all_wide<RULE>(call, work, m, group, warp, lane);
     } else {
-        registers_release<40>();
-        fetch_all_wide<RULE>(call, work, m);
+        registers_release<CHUNK_HAS_TILES(RULE) ? 40 : 56>();
+        fetch_all_wide<RULE>(call, maps, work, m, warp);
     }
 }
 

@@ -28,32 +28,39 @@ DEVICE u32 convert_two(u32 x, u32 up)
     return pack_half(bits_f32(y << 16), bits_f32(y & 0xffff0000));
 }
 
-/* Powers of two of the rows that a warp of four copies as fetch_tile() does: in the lower half of the warp q's, in
- * the upper half k's. */
-DEVICE u32 load_ups(const char *numbers)
+/* Where a thread of four warps has 16 bytes of row `r` of eight. */
+DEVICE uint4 *tile_piece(char *tile, int r)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x % CHUNK_READY_THREADS / 32;
-    return ((const u32 *)numbers)[(lane < 16 ? NUMBERS_Q_UP : NUMBERS_K_UP) + lane % 16 / 2 * 8 +
-                                  2 * warp + lane % 2];
+    return (uint4 *)(tile +
+                     tile_offset(threadIdx.x % CHUNK_READY_THREADS / 16 * 8 + r, threadIdx.x % 16));
 }
 
-/* Rows of q or k that fetch_tile() has brought, as fp16, near length 1: each thread those that it has copied. */
-template <bool K> DEVICE void convert_tile(char *tile, u32 ups)
+/* Zeros from row `rows` on: in the thread's pieces. */
+DEVICE void clear_rows(char *tile, int rows)
 {
-    const int place = threadIdx.x % 16, row = threadIdx.x % CHUNK_READY_THREADS / 16;
-    uint4 *at = (uint4 *)(tile + tile_offset(row, place));
-#pragma unroll 1
+#pragma unroll
+    for (int r = 0; r < 8; r++)
+        if (threadIdx.x % CHUNK_READY_THREADS / 16 * 8 + r >= rows)
+            *tile_piece(tile, r) = make_uint4(0, 0, 0, 0);
+}
+
+/* Rows of q or k times powers of two, as fp16, near length 1. `ups`: those, twice as bf16 in a word. */
+DEVICE void convert_tile(char *tile, const float *ups)
+{
+    const uint4 *from = (const uint4 *)(ups + threadIdx.x % CHUNK_READY_THREADS / 16 * 8);
+#pragma unroll
     for (int r = 0; r < 8; r += 4) {
+        const uint4 four = from[r / 4];
+        const u32 up[4] = {four.x, four.y, four.z, four.w};
         uint4 x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            x[i] = at[64 * (r + i)];
+            x[i] = *tile_piece(tile, r + i);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 up = __shfl_sync(~0u, ups, (K ? 16 : 0) + 2 * (r + i) + row % 2);
-            at[64 * (r + i)] = make_uint4(convert_two(x[i].x, up), convert_two(x[i].y, up),
-                                          convert_two(x[i].z, up), convert_two(x[i].w, up));
-        }
+        for (int i = 0; i < 4; i++)
+            *tile_piece(tile, r + i) =
+                make_uint4(convert_two(x[i].x, up[i]), convert_two(x[i].y, up[i]),
+                           convert_two(x[i].z, up[i]), convert_two(x[i].w, up[i]));
     }
 }
 

@@ -386,39 +386,39 @@ static void states_from(const struct fake_cuda_launch *launch, int first, int64_
         states_sequence(call, s, first, values, columns, blocks - (int64_t)s * d->v_heads * slices);
 }
 
-static void states_by(const struct fake_cuda_launch *launch, int columns, int rule)
+static void states_by(const struct fake_cuda_launch *launch, int first, int columns, int rule)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
-    states_from(launch, *(const int *)launch->arguments[1],
+    states_from(launch, *(const int *)launch->arguments[first],
                 (int64_t)d->v_heads * CHUNK_VALUES_BYTES(d->v_dim / CHUNK_PANEL, rule), columns,
                 rule);
 }
 
 static void states_plain(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_PLAIN);
+    states_by(launch, 1, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_PLAIN);
 }
 
 static void states_solved(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_SOLVED);
+    states_by(launch, 1, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_SOLVED);
 }
 
 static void states_inverse(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_INVERSE);
+    states_by(launch, 1, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_INVERSE);
 }
 
 /* A block has all values of a head. */
 static void wide(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_MAX_KEYS, CHUNK_INVERSE);
+    states_by(launch, 2, CHUNK_MAX_KEYS, CHUNK_INVERSE);
 }
 
 static void states_channels(const struct fake_cuda_launch *launch)
 {
-    states_by(launch, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_CHANNELS);
+    states_by(launch, 1, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_CHANNELS);
 }
 
 static void fused(const struct fake_cuda_launch *launch)
@@ -608,8 +608,6 @@ void fake_linear_define(void)
                    {"linear_states_delta", states_solved},
                    {"linear_states_inverse", states_inverse},
                    {"linear_states_tiles", states_inverse},
-                   {"linear_wide_inverse", wide},
-                   {"linear_wide_tiles", wide},
                    {"linear_states_channels", states_channels},
                    {"linear_states_channels_tiles", states_channels},
                    {"linear_segments_plain", segments},
@@ -621,6 +619,7 @@ void fake_linear_define(void)
     static const size_t sizes[] = {sizeof(linear_call), sizeof(int), sizeof(int)};
     static const size_t decode_sizes[] = {sizeof(linear_decode_call), sizeof(int), sizeof(int)};
     static const size_t heads_sizes[] = {sizeof(linear_heads_call), sizeof(int), sizeof(int)};
+    static const size_t wide_sizes[] = {sizeof(linear_call), sizeof(linear_wide_maps), sizeof(int)};
     static const size_t fused_sizes[] = {sizeof(linear_call), sizeof(linear_maps), sizeof(int)};
     if (fake_cuda_load("fake_cuda.so", &fake) != 0)
         return;
@@ -635,6 +634,8 @@ void fake_linear_define(void)
     fake.define_kernel("linear_list", list, sizes, 1, NULL);
     for (size_t i = 0; i < sizeof chunked / sizeof chunked[0]; i++)
         fake.define_kernel(chunked[i].name, chunked[i].run, sizes, 2, NULL);
+    fake.define_kernel("linear_wide_inverse", wide, wide_sizes, 3, NULL);
+    fake.define_kernel("linear_wide_tiles", wide, wide_sizes, 3, NULL);
     fake.define_kernel("linear_fused", fused, fused_sizes, 3, NULL);
     fake.define_kernel("linear_fused_segments", segments, fused_sizes, 3, NULL);
     fake.define_kernel("linear_convolve_chunks", convolve_chunks, sizes, 3, NULL);
