@@ -33,6 +33,7 @@ struct attn_instance {
     cuda_module module;
     cuda_function plan, merge, attend[FM_LATENTS][FM_KERNELS];
     int whole; /* no unit is divided: type.h */
+    int fixed; /* BATCH_INVARIANT: tiles of a part, as kernel and division depend on the sequence alone; 0 = else */
     uint32_t num_groups;
     cuda_group *groups; /* one KV head; layers lie after them */
 };
@@ -42,7 +43,8 @@ typedef struct fm_shape {
     int kernel; /* place in attn_instance.attend[] */
     int rows;   /* of a block */
     int pair;   /* blocks of a unit */
-    int ranges;
+    int ranges; /* of the line */
+    int fixed;  /* ranges of one part each: mla_call */
 } fm_shape;
 
 struct attn_metadata {

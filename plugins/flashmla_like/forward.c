@@ -21,7 +21,7 @@ static attn_status launch_all(const attn_metadata *metadata, uint32_t index, mla
     const attn_instance *instance = metadata->instance;
     const fm_shape found = fm_find_shape(metadata, index), *shape = &found;
     const int latents = fm_latents(&instance->groups[index]);
-    const int64_t blocks = (int64_t)shape->ranges * shape->pair;
+    const int64_t blocks = ((int64_t)shape->ranges + shape->fixed) * shape->pair;
     const uint32_t threads = threads_of(latents, shape->rows);
     void *params[] = {call};
     const cuda_launch attend = {.function = instance->attend[latents][shape->kernel],

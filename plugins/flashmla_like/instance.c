@@ -42,6 +42,25 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
                                    problems, error);
 }
 
+/* With BATCH_INVARIANT the tiles of a part, which are the same as long as the instance lives. Long parts of few sequences
+ * leave multiprocessors idle; many sequences lose time at the ends of short ones. */
+static int find_fixed(const attn_instance *instance, const attn_problem *problems)
+{
+    int64_t blocks = 0;
+    int needed = 0;
+    for (uint32_t i = 0; i < instance->num_groups; i++) {
+        const attn_problem *problem = attn_at(problems, i);
+        attn_bounds bounds = {.max_seqs = 0};
+        if (problem->bounds)
+            ATTN_UTIL_READ(&bounds, problem->bounds);
+        const int64_t own =
+            bounds.max_seqs * (instance->groups[i].ratio > MLA_ROWS ? INT64_C(2) : 1);
+        blocks = own > blocks ? own : blocks;
+        needed |= (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) != 0;
+    }
+    return !needed ? 0 : 2 * blocks < instance->facts.num_sms ? MLA_FIXED_SHORT : MLA_FIXED_LONG;
+}
+
 static attn_status find(attn_instance *made, const char *name, uint32_t shared,
                         cuda_function *function, attn_error *error)
 {
@@ -126,6 +145,7 @@ attn_status fm_create(const attn_backend_type *type, const attn_problem *problem
         status = cuda_facts_find(cuda, problems->device, &made->facts, error);
     if (status == ATTN_OK)
         status = load_kernels(made, error);
+    made->fixed = find_fixed(made, problems);
     if (status != ATTN_OK)
         fm_destroy(made);
     else

@@ -15,6 +15,8 @@ enum {
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
+enum { MOST_FIXED = 1 << 24 }; /* more parts have no memory on any device */
+
 uint32_t fm_index_forms(attn_instance *instance)
 {
     (void)instance;
@@ -38,15 +40,59 @@ static fm_shape shape_of(int64_t rows, uint32_t sms)
     return shape;
 }
 
+/* Ranges for every part of every batch within `most`, where `units` units of a sequence have parts. A sequence has a
+ * part for each `part` tiles and one more; a window may begin and end within a tile. */
+static int fixed_ranges(const attn_bounds *most, int64_t units, int tile, int part)
+{
+    const int64_t seqs = most->max_seqs, longest = (int64_t)most->max_kv_len / tile + 2;
+    const int64_t parts = longest / part + 1;
+    const int64_t all = seqs * units * (parts < MLA_FIXED_PARTS ? parts : MLA_FIXED_PARTS);
+    const int64_t some = units * (2 * seqs + most->max_kv_tokens / (tile * part));
+    const int64_t least = most->max_kv_tokens > 0 && some < all ? some : all;
+    return least < 1 ? 1 : least < MOST_FIXED ? (int)least : MOST_FIXED;
+}
+
+/* The kernel of 64 rows, whatever the batch. The line has the units of sequences with more than MLA_FIXED_UNITS, if
+ * there may be any. */
+static fm_shape fixed_shape(const attn_instance *instance, uint32_t index, const attn_bounds *most,
+                            uint32_t sms)
+{
+    const cuda_group *group = &instance->groups[index];
+    fm_shape shape = shape_of(group->ratio > MLA_ROWS ? group->ratio : MLA_ROWS, sms);
+    const int64_t rows = (int64_t)shape.rows * shape.pair;
+    const int64_t units = ((int64_t)most->max_q_len * group->ratio + rows - 1) / rows;
+    const int few = units <= MLA_FIXED_UNITS;
+    if (few)
+        shape.ranges = 0;
+    shape.fixed = fixed_ranges(most, few ? units : MLA_FIXED_UNITS,
+                               fm_tile(fm_latents(group), shape.rows), instance->fixed);
+    return shape;
+}
+
+/* The largest batch that the planned one may become: of a graph, one of the bounds. */
+static attn_bounds extent_of(const cuda_plan *plan)
+{
+    const cuda_extent extent = cuda_plan_extent(plan);
+    attn_bounds most = plan->bounds;
+    most.max_seqs = (int32_t)extent.seqs;
+    most.max_q_len = (int32_t)extent.q_len;
+    if (plan->kind != ATTN_METADATA_GRAPH)
+        most.max_kv_len = plan->batch.max_kv_len;
+    return most;
+}
+
 fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index)
 {
     const attn_instance *instance = metadata->instance;
     const cuda_group *group = &instance->groups[index];
-    const int64_t rows = cuda_plan_extent(&metadata->plan).q_len * group->ratio;
+    const attn_bounds extent = extent_of(&metadata->plan);
+    const uint32_t sms = cuda_plan_num_sms(&metadata->plan, instance->facts.num_sms);
+    if (instance->fixed)
+        return fixed_shape(instance, index, &extent, sms);
+    const int64_t rows = (int64_t)extent.max_q_len * group->ratio;
     /* Queries of e4m3 have no kernel of 32 rows: 64 are faster. */
     const int wide = fm_latents(group) == FM_LATENT_CODED && rows > 16 && rows < MLA_ROWS;
-    return shape_of(wide ? MLA_ROWS : rows,
-                    cuda_plan_num_sms(&metadata->plan, instance->facts.num_sms));
+    return shape_of(wide ? MLA_ROWS : rows, sms);
 }
 
 /* ---- Sizes ----------------------------------------------------------------------------------- */
@@ -56,22 +102,36 @@ static uint64_t aligned(uint64_t size)
     return (size + FM_ALIGNMENT - 1) / FM_ALIGNMENT * FM_ALIGNMENT;
 }
 
-/* A sequence of at most 128 rows is one unit. */
-static uint64_t most_units(const cuda_group *group, const attn_bounds *bounds)
+/* A sequence of at most 128 rows is one unit, with `fixed` one or two. */
+static uint64_t most_units(const attn_instance *instance, uint32_t index, const attn_bounds *bounds)
 {
-    return (uint64_t)bounds->max_seqs + (uint64_t)bounds->max_tokens * (uint64_t)group->ratio / 128;
+    const int32_t heads = instance->groups[index].ratio;
+    const uint64_t rows = instance->fixed && heads <= MLA_ROWS ? MLA_ROWS : 2 * MLA_ROWS;
+    return (uint64_t)bounds->max_seqs + (uint64_t)bounds->max_tokens * (uint64_t)heads / rows;
 }
 
-static uint64_t plan_bytes(const cuda_group *group, const attn_bounds *bounds)
+/* Where a group's plan has its lists, from its header on. */
+typedef struct plan_layout {
+    uint64_t starts, units, end;
+} plan_layout;
+
+static plan_layout lay_out(const attn_instance *instance, uint32_t index, const attn_bounds *bounds)
 {
-    return aligned(sizeof(mla_plan_header)) + aligned(MLA_MOST_RANGES * sizeof(mla_start)) +
-           aligned(most_units(group, bounds) * sizeof(mla_unit));
+    const uint64_t units = most_units(instance, index, bounds);
+    uint64_t fixed = 0;
+    if (instance->fixed)
+        fixed = (uint64_t)fixed_shape(instance, index, bounds, 1).fixed;
+    plan_layout at;
+    at.starts = aligned(sizeof(mla_plan_header) + fixed * sizeof(mla_divided));
+    at.units = at.starts + aligned((MLA_MOST_RANGES + fixed) * sizeof(mla_start));
+    at.end = at.units + aligned(units * sizeof(mla_unit));
+    return at;
 }
 
 /* Two states for each block. */
 static uint64_t num_states(const fm_shape *shape)
 {
-    return 2u * (uint64_t)shape->ranges * (uint64_t)shape->pair;
+    return 2u * (uint64_t)(shape->ranges + shape->fixed) * (uint64_t)shape->pair;
 }
 
 static uint64_t outputs_bytes(const fm_shape *shape)
@@ -79,16 +139,23 @@ static uint64_t outputs_bytes(const fm_shape *shape)
     return aligned(num_states(shape) * (uint64_t)shape->rows * MLA_LORA * sizeof(float));
 }
 
-/* Of the most rows that a block may have, and of either number of blocks. */
+static uint64_t states_bytes(const fm_shape *shape)
+{
+    return outputs_bytes(shape) +
+           aligned(num_states(shape) * (uint64_t)shape->rows * sizeof(float));
+}
+
+/* Of the group with the largest parts. Without `fixed` it is of the most rows that a block may have, and of either
+ * number of blocks. */
 static uint64_t parts_bytes(const attn_instance *instance, const attn_bounds *bounds)
 {
     uint64_t most = 0;
     uint32_t sms = cuda_num_sms(bounds, instance->facts.num_sms);
     for (uint32_t i = 0; i < instance->num_groups; i++)
         for (int64_t rows = 64; rows <= 128; rows += 64) {
-            fm_shape shape = shape_of(rows, sms);
-            uint64_t size = outputs_bytes(&shape) +
-                            aligned(num_states(&shape) * (uint64_t)shape.rows * sizeof(float));
+            const fm_shape shape =
+                instance->fixed ? fixed_shape(instance, i, bounds, sms) : shape_of(rows, sms);
+            const uint64_t size = states_bytes(&shape);
             most = size > most ? size : most;
         }
     return most;
@@ -106,7 +173,7 @@ static attn_status measure(const attn_instance *instance, uint32_t kind, const a
         return status;
     sizes[PLANS] = aligned(CUDA_COUNTS_BYTES);
     for (uint32_t i = 0; i < instance->num_groups; i++)
-        sizes[PLANS] += plan_bytes(&instance->groups[i], bounds);
+        sizes[PLANS] += lay_out(instance, i, bounds).end;
     sizes[PARTS] = parts_bytes(instance, bounds);
     sizes[HOST] = sizeof(attn_metadata) + instance->num_groups * sizeof(attn_kv_batch);
     return ATTN_OK;
@@ -150,18 +217,19 @@ attn_status fm_metadata_create(attn_instance *instance, uint32_t kind, const att
 
 void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
 {
-    const cuda_group *group = &metadata->instance->groups[index];
+    const attn_instance *instance = metadata->instance;
+    const cuda_group *group = &instance->groups[index];
     const attn_bounds *bounds = &metadata->plan.bounds;
     const fm_shape shape = fm_find_shape(metadata, index);
+    const plan_layout layout = lay_out(instance, index, bounds);
     char *at = metadata->plans;
     for (uint32_t i = 0; i < index; i++)
-        at += plan_bytes(&metadata->instance->groups[i], bounds);
+        at += lay_out(instance, i, bounds).end;
     cuda_plan_fill(&metadata->plan, group, &metadata->plan.kv[index], &call->batch);
     call->plan = (mla_plan_header *)(void *)at;
-    at += aligned(sizeof(mla_plan_header));
-    call->starts = (mla_start *)(void *)at;
-    call->units = (mla_unit *)(void *)(at + aligned(MLA_MOST_RANGES * sizeof(mla_start)));
-    call->most_units = (int)most_units(group, bounds);
+    call->starts = (mla_start *)(void *)(at + layout.starts);
+    call->units = (mla_unit *)(void *)(at + layout.units);
+    call->most_units = (int)most_units(instance, index, bounds);
     call->parts = (float *)(void *)metadata->scratch;
     call->part_lse = (float *)(void *)(metadata->scratch + outputs_bytes(&shape));
     call->ranges = shape.ranges;
@@ -176,7 +244,9 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     call->chunk = group->chunk;
     call->sm_scale = group->sm_scale;
     call->out_f32 = group->out_dtype == ATTN_F32;
-    call->whole = metadata->instance->whole;
+    call->whole = instance->whole || instance->fixed;
+    call->fixed = shape.fixed;
+    call->part = instance->fixed;
 }
 
 attn_status fm_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,

@@ -227,7 +227,8 @@ extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS, MERGE_BLOCKS)
     p.unit = c.plan->divided[0]; /* together with their number */
     p.number = 0;
     const int groups = c.plan->num_divided * c.pair * (c.rows / 8);
-    const int chunks_log = merge_chunks_log(groups);
+    /* With `fixed` the order of a sum may not depend on how many units are divided. */
+    const int chunks_log = c.fixed ? MERGE_CHUNKS : merge_chunks_log(groups);
     for (int i = blockIdx.x; i < groups << chunks_log; i += gridDim.x) {
         merge_find(c, chunks_log, i, p);
         if (merge_row(c, p, 0) < 0) /* of all threads: no row of the piece is there */

@@ -9,9 +9,11 @@
  * A unit is N * pair query rows of a sequence (row t * heads + h is query t of head h) and the
  * tiles of keys that they see. Units lie one after another on a line, MLA_UNIT_COST + tiles long
  * each; the line is cut into ranges of equal length, and a cluster of `pair` blocks works on each,
- * N rows a block. A unit that a cut divides has parts, which mla_merge adds up. Where units are
- * equally long and ranges of whole units are not much longer, no cut divides one. With `whole` none ever does:
- * units lie as far apart as the longest one is long, and ranges have equally many.
+ * N rows a block. A unit that a cut divides has parts, which mla_merge adds up. Where ranges of whole units are not
+ * much longer, no cut divides one, and with `whole` none ever does: units lie as far apart as the longest one is
+ * long, and ranges have equally many. With `fixed` that is so for
+ * sequences of many units alone. A unit of another sequence has ranges of its own, of a length that depends on
+ * its tiles alone.
  */
 #ifndef FLASHMLA_LIKE_MLA_H
 #define FLASHMLA_LIKE_MLA_H
@@ -37,6 +39,13 @@
 #define MLA_MERGE_DIMS    16 /* dimensions of a warp of mla_merge */
 #define MLA_MERGE_WARPS   8
 #define MLA_MOST_RANGES   256
+
+/* With `fixed`: units of a sequence whose units have parts, tiles of a part where sequences may be few or many, and the
+ * most parts of a unit, for which parts get longer. */
+#define MLA_FIXED_UNITS 2
+#define MLA_FIXED_SHORT 32
+#define MLA_FIXED_LONG  96
+#define MLA_FIXED_PARTS 32
 
 /* Bytes of shared memory of a block of mla_attend with N rows. */
 #define MLA_STAGES            2
@@ -114,9 +123,9 @@ typedef struct mla_unit {
 /* Where a range begins: all that its blocks read before they look a sequence up. */
 typedef struct mla_start {
     MLA_ALIGN(16) mla_unit first;
-    int unit; /* the first one's number */
-    int num_units;
-    int range; /* length of a range of the line */
+    int unit;      /* the first one's number */
+    int num_units; /* with those before it: the last one's number + 1 */
+    int range;     /* length of a range of the line */
 } mla_start;
 
 /* A unit that a cut divides: all that mla_merge has to know of it. */
@@ -129,10 +138,8 @@ typedef struct mla_divided {
 
 /* What mla_plan leaves besides the lists of mla_call. */
 typedef struct mla_plan_header {
-    int num_units;
-    int range; /* length of a range of the line */
     int num_divided;
-    mla_divided divided[MLA_MOST_RANGES]; /* in any order */
+    mla_divided divided[MLA_MOST_RANGES]; /* in any order; with `fixed` there may be more */
 } mla_plan_header;
 
 /* A CUtensorMap. */
@@ -148,11 +155,11 @@ typedef struct mla_call {
     const float *q_scale_device,
         *q_pe_scale_device; /* of queries of e4m3; NULL = those at the end */
     mla_plan_header *plan;
-    mla_start *starts; /* [ranges] */
+    mla_start *starts; /* [ranges + fixed] */
     mla_unit *units;   /* [most_units] */
-    float *parts;      /* [ranges, 2, pair, MLA_LORA, N] outputs of parts: of a unit that an earlier
-                      * range began, and of one that a later range ends */
-    float *part_lse;   /* [ranges, 2, pair, N] */
+    float *parts;      /* [ranges + fixed, 2, pair, MLA_LORA, N] outputs of parts: of a unit that an
+                      * earlier range began, and of one that a later range ends */
+    float *part_lse;   /* [ranges + fixed, 2, pair, N] */
     int most_units;
     int ranges;
     int pair; /* blocks of N rows of a unit */
@@ -167,6 +174,8 @@ typedef struct mla_call {
     float q_scale, q_pe_scale;
     int boxed; /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
     int whole; /* 1 = no cut divides a unit, however long it is */
+    int fixed; /* ranges after those of the line, each with one part of a unit; 0 = none */
+    int part;  /* tiles of such a part */
     mla_map maps
         [2]; /* {dim, latent of a page, page, 1} of c_kv and k_pe; queries of e4m3: the first, of both */
 } mla_call;

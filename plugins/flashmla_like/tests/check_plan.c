@@ -153,6 +153,29 @@ LOOP_OF(plan, units_in_places_are_whole, 0, 20)
     free(c);
 }
 
+/* With `fixed`: wherever a unit's ranges begin, its own tiles alone decide how long its parts are. */
+LOOP_OF(plan, fixed_parts_share_out_all_tiles, 0, 60)
+{
+    plan_case *c = malloc(sizeof *c);
+    state = (uint32_t)_i;
+    make_case(c, 16, 4, -1);
+    list_units(c, 0);
+    mla_unit *unit = &c->units[0];
+    unit->tiles = _i < 40 ? 1 + _i * 3 : 1 + below(20000);
+    const int part = _i % 2 ? MLA_FIXED_SHORT : MLA_FIXED_LONG;
+    const int range = plan_fixed_range(part, unit->tiles);
+    const int parts = plan_fixed_parts(part, unit->tiles);
+    ck_assert_int_eq(parts == 1, unit->tiles <= part);
+    ck_assert_int_le(parts, MLA_FIXED_PARTS);
+    for (int first = 0; first + parts <= RANGES; first += 1 + below(50)) {
+        unit->begin = plan_fixed_begin(part, unit->tiles, first);
+        check_unit(c, unit, range);
+        ck_assert_int_eq(plan_first_range(unit, range), first);
+        ck_assert_int_eq(ranges_of(unit, range), parts);
+    }
+    free(c);
+}
+
 /* Rows that see nothing have a unit all the same, so that their outputs are written. */
 TEST_OF(plan, units_without_keys_have_a_tile)
 {
