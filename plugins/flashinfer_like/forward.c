@@ -193,10 +193,24 @@ static int64_t save_blocks(const layer_call *call)
     return blocks < 1 ? 1 : blocks < most ? blocks : most;
 }
 
-/* Do the attention kernel's warps that copy save the new rows, when they are done with that? It
- * reads new keys from k and v, so nothing waits for it while they are few. Codes it reads from the
- * cache, where rows have two launches neither is known to have all of them, and the kernel of many
- * items has no registers for it. */
+/* Does attention save codes where it makes them? One block has to have all of a sequence's rows. Tiles
+ * of few rows round one key after the other. Half tiles round those that come in boxes; each item waits
+ * for that, so a block has one of them, and not several. */
+static int saves_codes(const layer_call *call, fi_grid grid)
+{
+    const cuda_group *group = &call->group->base;
+    const cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
+    const int aligned = CALL_ALIGNED_NEW | CALL_ALIGNED_CACHE;
+    if (call->kernel == KERNEL_CODES)
+        return extent.q_len * group->ratio <= FI_ROWS && extent.q_len <= FEW_SAVED;
+    return call->kernel == KERNEL_PREFILL_HALF_CODES && call->params.has_maps &&
+           call->params.page_shift >= 0 && (call->params.operands.aligned & aligned) == aligned &&
+           extent.seqs * group->kv_heads <= (int64_t)grid.lanes * grid.columns;
+}
+
+/* Does the attention kernel save the new rows? Of 16 bits warps copy them beside attention, which
+ * reads them from k and v, so nothing waits for that while they are few. Where rows have two launches
+ * neither is known to have all of them, and the kernel of many items has no registers for it. */
 static int saves_on_its_way(const layer_call *call)
 {
     const cuda_group *group = &call->group->base;
@@ -204,8 +218,11 @@ static int saves_on_its_way(const layer_call *call)
     fi_grid grid = fi_bounded_grid(call->group, call->kernel, &call->metadata->plan.bounds);
     int64_t pieces = cuda_plan_extent(&call->metadata->plan).tokens * group->kv_heads *
                      ((group->dim + group->v_dim) / 8);
-    return call->kernel != KERNEL_ATTEND_MANY && !cuda_is_fp8(group->kv_dtype) &&
-           !call->group->is_invariant && !call->params.batch.new_indptr &&
+    if (call->group->is_invariant || call->params.batch.new_indptr)
+        return 0;
+    if (cuda_is_fp8(group->kv_dtype))
+        return saves_codes(call, grid);
+    return call->kernel != KERNEL_ATTEND_MANY &&
            (call->params.operands.aligned & aligned) == aligned &&
            pieces <= (int64_t)grid.lanes * grid.columns * SAVE_PIECES;
 }
@@ -295,6 +312,7 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
         return status;
     if (call.params.saved && !fi_part_of(metadata, call.index)) {
         call.params.saves = saves_on_its_way(&call);
+        call.params.saved = !call.params.saves;
         if (!call.params.saves)
             status = launch_save(&call, stream, error);
     }

@@ -154,11 +154,11 @@ static __device__ __forceinline__ void start_codes(const fi_call &c, const feed 
         copy_codes_slow<S::v_dim>((u64)place.v, fresh, values);
     }
     if (fresh) {
-        i64 slot = c.save && f.at.tile.row0 == 0 ? c.batch.out_cache_loc[f.q.new_row] : -1;
+        bool saves = (c.save || c.saves) && f.at.tile.row0 == 0 && fresh >> (threadIdx.x & 15) & 1;
+        i64 slot = saves ? c.batch.out_cache_loc[f.q.new_row + key - f.q.new_key] : -1;
         /* Lanes after the end have the last key again, which no row sees there. */
         fresh &= (2u << min(f.at.tile.hi - 1 - cursor_key(f.at), GROUP_KEYS - 1)) - 1;
-        quantise_new<S>(c, f.at.head, (u64)place.k, (u64)place.v, fresh,
-                        f.q.kv_len - 1 - cursor_key(f.at), slot, keys, values);
+        quantise_new<S>(c, f.at.head, (u64)place.k, (u64)place.v, fresh, slot, keys, values);
     }
     barrier_expect_copies(barrier);
 }

@@ -12,8 +12,8 @@
 #ifndef FI_ATTEND_NEW_CUH
 #define FI_ATTEND_NEW_CUH
 
-#include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/flashinfer_like/kernels/attend_stages.cuh"
+#include "plugins/flashinfer_like/kernels/new_rows.cuh"
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
@@ -44,38 +44,7 @@ static __device__ __forceinline__ void store_row(char *to, bool aligned,
     }
 }
 
-/* Where a slot lies in the caches. */
-static __device__ __forceinline__ void find_slot(const fi_call &c, i64 slot, int head, char **k,
-                                                 char **v)
-{
-    const call_operands &o = c.operands;
-    i64 page = c.page_shift >= 0 ? slot >> c.page_shift : slot / c.page_size;
-    i64 at = slot - page * c.page_size;
-    *k = (char *)o.k_cache + page * o.k_page + at * o.k_token + head * o.k_cache_head;
-    *v = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
-}
-
 /* ---- Codes --------------------------------------------------------------------------------- */
-
-/* save_kv_quantise() of two elements, by the instruction that there is for it: which rounds and
- * saturates alike, but drops the sign of NaN. */
-template <int kind, bool half>
-static __device__ __forceinline__ u16 quantise_pair(u32 pair, float scale)
-{
-    float2 x =
-        half ? unpack_half(pair) : make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
-#if HAS_HOPPER
-    u16 codes;
-    float low = __fdiv_rn(x.x, scale), high = __fdiv_rn(x.y, scale);
-    if (kind == ELEMENT_E4M3)
-        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(low), "f"(high));
-    else
-        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %2, %1;" : "=h"(codes) : "f"(low), "f"(high));
-    return (u16)(codes | (pair >> 8 & 0x80u) | (pair >> 16 & 0x8000u));
-#else
-    return (u16)(save_kv_quantise(kind, x.x, scale) | save_kv_quantise(kind, x.y, scale) << 8);
-#endif
-}
 
 /* A new key or value as codes: into the group, and to its slot if it has one. */
 template <typename S, int dim>
@@ -84,7 +53,7 @@ static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 
 {
     EACH_PAIR(n, d, dim)
     {
-        u16 codes = quantise_pair<S::codes, S::half>(x[n], scale);
+        u16 codes = quantise_pair(S::codes, S::half, x[n], scale);
         *(u16 *)(group + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = codes;
         if (slot && aligned)
             *(u16 *)(slot + d) = codes;
@@ -93,13 +62,12 @@ static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 
     }
 }
 
-/* New keys of a group, rows that `fresh` has a bit for, as they are stored; row `last` goes to
- * `slot` too, if that is one. `k`, `v`: this lane's row. By value, so that nothing of the caller's
- * has an address. */
+/* New keys of a group, rows that `fresh` has a bit for, as they are stored; each goes to its slot too,
+ * if it has one. `k`, `v`, `slot`: this lane's row. By value, so that nothing of the caller's has an
+ * address. */
 template <typename S>
 static __device__ __noinline__ void quantise_new(const fi_call &c, int head, u64 k, u64 v,
-                                                 u32 fresh, int last, i64 slot, char *keys,
-                                                 char *values)
+                                                 u32 fresh, i64 slot, char *keys, char *values)
 {
     float k_scale = k_scale_of(c, head), v_scale = v_scale_of(c, head);
     bool aligned = c.operands.aligned & CALL_ALIGNED_NEW;
@@ -111,8 +79,9 @@ static __device__ __noinline__ void quantise_new(const fi_call &c, int head, u64
         load_row<S::dim>((const char *)__shfl_sync(~0u, k, row), aligned, k_row);
         load_row<S::v_dim>((const char *)__shfl_sync(~0u, v, row), aligned, v_row);
         char *k_to = 0, *v_to = 0;
-        if (row == last && slot >= 0)
-            find_slot(c, slot, head, &k_to, &v_to);
+        const i64 to = __shfl_sync(~0u, slot, row);
+        if (to >= 0)
+            find_slot(c, to, head, &k_to, &v_to);
         quantise_row<S, S::dim>(k_row, k_scale, row, keys, k_to, aligned_to);
         quantise_row<S, S::v_dim>(v_row, v_scale, row, values, v_to, aligned_to);
     }

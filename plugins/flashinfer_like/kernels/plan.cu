@@ -7,9 +7,7 @@
  *                  sequences, and neighbouring tiles
  *   fi_save        new keys and values into the cache, where attention does not do it on the way
  */
-#include "plugins/common/cuda/save_kv.cuh"
-#include "plugins/common/cuda/save_rows.cuh"
-#include "plugins/flashinfer_like/kernels/item.cuh"
+#include "plugins/flashinfer_like/kernels/new_rows.cuh"
 #include "plugins/flashinfer_like/kernels/plan.cuh"
 
 /* ---- The plan -------------------------------------------------------------------------------- */
@@ -151,6 +149,22 @@ extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
 
 /* ---- New keys and values ------------------------------------------------------------------- */
 
+/* Pieces of a head as codes: eight each. A token at a time, as rounding takes longer than waiting. */
+struct save_codes {
+    static constexpr int bytes = SAVE_PIECE / 2, tokens = 1;
+    const fi_call &c;
+    float scale;
+
+    __device__ __forceinline__ save_codes for_head(int head, bool is_value) const
+    {
+        return save_codes{c, is_value ? v_scale_of(c, head) : k_scale_of(c, head)};
+    }
+    __device__ __forceinline__ void write(char *to, uint4 x) const
+    {
+        *(uint2 *)to = quantise_piece(c.kv_dtype, c.dtype == ELEMENT_F16, x, scale);
+    }
+};
+
 extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
     fi_save(const __grid_constant__ fi_call c, int dim, int v_dim)
 {
@@ -162,9 +176,12 @@ extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
     if (rows)
         end = rows[end];
     bool codes = element_is_fp8(c.kv_dtype);
-    if (!codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
+    if (o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
         const save_shape shape = {c.kv_heads, c.page_size, dim / 8, v_dim / 8};
-        save_rows_wide(o, c.batch.out_cache_loc, shape, grid_all(), first, end);
+        if (codes)
+            save_rows_wide(o, c.batch.out_cache_loc, shape, grid_all(), first, end, save_codes{c});
+        else
+            save_rows_wide(o, c.batch.out_cache_loc, shape, grid_all(), first, end);
         return;
     }
     int warp = (int)(blockIdx.x * FI_SAVE_THREADS + threadIdx.x) / 32;

@@ -153,9 +153,12 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
         gap_key = uniform(w.gap_key);
         skip = uniform(w.at.tile.skip);
     }
-    auto key_before = [&](int key) {
-        key -= S::keys;
-        return key - (key == gap_key ? skip : 0);
+    auto key_after = [&](int key) {
+        key += S::step;
+        if constexpr (S::backwards)
+            return key - (key == gap_key ? skip : 0);
+        else
+            return key + (key == w.gap_key ? w.at.tile.skip : 0);
     };
     {
         float s[S::keys / 2], factor[2], sum[2];
@@ -173,11 +176,11 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     if constexpr (S::ahead) {
         float s[S::keys / 2];
         if (left > 0) {
-            from = key_before(from);
+            from = key_after(from);
             scores_issue<S>(r, at, from, base, s);
 #pragma unroll 1
             for (; left > 1; left--) {
-                const int next = key_before(from);
+                const int next = key_after(from);
                 step<S, true>(c, w, control, base, r, at, from, next, true, s, p);
                 from = next;
             }
@@ -187,12 +190,7 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
 #pragma unroll 1
         for (; left > 0; left--) {
             float s[S::keys / 2];
-            if constexpr (S::backwards) {
-                from = key_before(from);
-            } else {
-                from += S::keys;
-                from += from == w.gap_key ? w.at.tile.skip : 0;
-            }
+            from = key_after(from);
             step<S, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
         }
     }

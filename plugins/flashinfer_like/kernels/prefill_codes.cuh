@@ -6,6 +6,7 @@
  *   cache --copy engine--> codes --registers--> stage    runs of boxes, one or two units ahead
  *   cache ----------------------registers-----> stage    pages that have no whole boxes
  *   k, v  --rounded to codes, and back--------> stage    new keys that are not in the cache
+ *                                 \-----------> cache    of half a tile, which saves them on its way
  *
  * A key is what its code says: the scale of keys is in that of the scores, the scale of values in
  * the last division.
@@ -13,7 +14,7 @@
 #ifndef FI_PREFILL_CODES_CUH
 #define FI_PREFILL_CODES_CUH
 
-#include "plugins/common/cuda/save_kv.cuh"
+#include "plugins/flashinfer_like/kernels/new_rows.cuh"
 #include "plugins/flashinfer_like/kernels/prefill_stages.cuh"
 
 /* Units that are looked over for new keys without a slot before they are read from the cache. */
@@ -319,8 +320,48 @@ DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memor
     __syncwarp();
 }
 
-/* Units whose keys all come in boxes. Boxes after the sequence's end are copied too, whatever is
- * there: no row sees it. */
+/* New keys of a warp's part of a unit, or their values, over what a box has brought there: a piece of
+ * eight elements comes to where what its codes stand for is to lie; the codes go to the key's slot, if it has
+ * one. Loops are short, as what is done once an item waits for its instructions. */
+template <typename S, bool values>
+DEVICE void feed_new(const fi_call &c, const struct work &w, int first, u32 to)
+{
+    constexpr int pieces = (values ? S::dim_v : S::dim) / 8;
+    const call_operands &o = c.operands;
+    const int lane = (int)threadIdx.x & 31, head = w.at.head;
+    const int begin = max(w.new_from, first), count = min(w.hi, first + S::warp_keys) - begin;
+    const i64 row = w.q.new_row + begin - w.q.new_key, step = values ? o.v_row : o.k_row;
+    const char *from =
+        (const char *)(values ? o.v : o.k) + row * step + head * (values ? o.v_head : o.k_head);
+    const float scale = values ? v_scale_of(c, head) : k_scale_of(c, head);
+    const i64 slot = lane < count ? c.batch.out_cache_loc[row + lane] : -1;
+    char *key = 0, *value = 0;
+    if (slot >= 0)
+        find_slot(c, slot, head, &key, &value);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < count * pieces; i += 32)
+        copy16(to + piece_at<S::panel_bytes>(begin - first + i / pieces, i % pieces),
+               from + i / pieces * step + i % pieces * 16);
+    copy_commit();
+    copy_wait<0>();
+#pragma unroll 1
+    for (int i = lane; i - lane < count * pieces; i += 32) {
+        const int r = min(i / pieces, count - 1), piece = i % pieces;
+        char *slot_at = (char *)__shfl_sync(~0u, (u64)(values ? value : key), r);
+        if (i >= count * pieces)
+            continue;
+        const u32 at = to + piece_at<S::panel_bytes>(begin - first + r, piece);
+        const uint2 codes = quantise_piece(S::codes, S::half, shared_load(at), scale);
+        if (slot_at)
+            *(uint2 *)(slot_at + piece * 8) = codes;
+        const uint2 low = codes_to_elements<S>(codes.x), high = codes_to_elements<S>(codes.y);
+        shared_store(at, make_uint4(low.x, low.y, high.x, high.y));
+    }
+}
+
+/* Units whose keys all come in boxes, but for new ones that are saved on the way. Boxes after the
+ * sequence's end are copied too, whatever is there: no row sees it. */
 template <typename S, int what>
 DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                             int units, ring<S::stages> &stage, code_ring<S> &codes)
@@ -328,6 +369,8 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
     code_boxes b;
     boxes_begin<S>(c, w, m, first, b);
     code_ring<S> ahead = codes;
+    const int new_from = S::feeders > 1 && c.saves ? w.new_from - S::warp_keys : 0x7fffffff;
+    const int hi = w.hi;
     for (int n = 0; n < min(units, S::code_slots); n++) {
         if constexpr (what & FEED_KEYS)
             boxes_start<S, false>(c, w, m, ahead.slot, b);
@@ -340,8 +383,11 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
         if constexpr (what & FEED_KEYS) {
             barrier_wait(m.k_codes_full + 8 * codes.slot, codes.phase);
             barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-            take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes),
-                                  shared_address(m.keys) + stage.slot * S::k_bytes);
+            const u32 to = shared_address(m.keys) + stage.slot * S::k_bytes;
+            take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes), to);
+            if constexpr (S::feeders > 1)
+                if (first > new_from && first < hi)
+                    feed_new<S, false>(c, w, first, to);
             tell_stored(m.k_full + 8 * stage.slot);
             if (units > S::code_slots)
                 boxes_start<S, false>(c, w, m, codes.slot, b);
@@ -349,14 +395,18 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
         if constexpr (what & FEED_VALUES) {
             barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
             barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-            take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes),
-                                    shared_address(m.values) + stage.slot * S::v_bytes);
+            const u32 to = shared_address(m.values) + stage.slot * S::v_bytes;
+            take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes), to);
+            if constexpr (S::feeders > 1)
+                if (first > new_from && first < hi)
+                    feed_new<S, true>(c, w, first, to);
             tell_stored(m.v_full + 8 * stage.slot);
             if (units > S::code_slots)
                 boxes_start<S, true>(c, w, m, codes.slot, b);
         }
         codes.advance();
         stage.advance();
+        first += S::keys;
     }
 }
 
@@ -365,6 +415,8 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
 template <typename S>
 DEVICE int count_cached(const fi_call &c, const struct work &w, int first, int units)
 {
+    if (S::feeders > 1 && c.saves)
+        return units;
     if (first + S::warp_keys <= w.new_from)
         return min(units, (w.new_from - S::warp_keys - first) / S::keys + 1);
     if (!c.saved)

@@ -290,8 +290,8 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
     code_ring<S> codes;
     ring<S::q_slots> slot;
     auto start = [&](const struct work &item) {
-        if constexpr (what == FEED_VALUES)
-            return;
+        if constexpr (what == FEED_KEYS)
+            return; /* which come first */
         barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
         start_item<S>(c, item, shared, control, slot.slot);
         slot.advance();

@@ -68,7 +68,7 @@ DEVICE void start_item(const fi_call &c, const struct work &w, char *shared,
                        struct control *control, int slot)
 {
     u32 full = shared_address(&control->q_full[slot]);
-    if (threadIdx.x == 0)
+    if (threadIdx.x == (S::feeders > 1 ? GROUP_THREADS + S::consumers : 0))
         control->work[slot] = w;
     if (w.units > 0)
         copy_queries<S>(c, w, shared + slot * S::q_bytes);

@@ -39,10 +39,11 @@ struct prefill_shape {
     static constexpr bool sloped = sloped_;
 
     /* Do units come from the last to the first (unit_at()), and scores a unit ahead (step())? Without
-     * slopes rows of 80 and 96 have not been timed so. */
+     * slopes rows of 80 and 96 have not been timed so. Half a tile over codes has scores ahead, too. */
     static constexpr bool backwards =
         HAS_HOPPER && rows_ == FI_PREFILL_ROWS && codes == 0 && (sloped || dim == 64 || dim == 128);
-    static constexpr bool ahead = backwards && dim <= 64;
+    static constexpr bool ahead =
+        (backwards && dim <= 64) || (HAS_HOPPER && rows_ < FI_PREFILL_ROWS && codes != 0);
 
     static constexpr int rows = rows_;
     static constexpr int groups = rows / GROUP_ROWS;

@@ -559,6 +559,13 @@ TEST_OF(any_machine, fp8_has_kernels_of_its_own)
     expect_launches("plan save fi_prefill_half_d128");
     expect_attention(&t, KERNEL_PREFILL_HALF_CODES, 0);
     run_end(&t);
+    of.problem.page_size = 64; /* its keys all come in boxes, and new ones are saved on the way */
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 6, 6 * most, most));
+    expect_launches("plan fi_prefill_half_d128");
+    ck_assert_int_eq(launches[1].params->call.saves, 1);
+    ck_assert_int_eq(launches[1].params->call.saved, 0);
+    run_end(&t);
 }
 
 TEST_OF(any_machine, graphs_go_by_bounds)
