@@ -29,6 +29,8 @@ enum {
     SHORT_ROWS = FI_SHORT_ROWS, /* of a sequence and KV head, at most, for tiles of FI_ROWS */
     SHORT_MOST = 64,            /* the same where an estimate says that they are sooner */
     SAVE_BLOCKS = 8,            /* blocks of fi_save for each multiprocessor */
+    ALONE_KEYS = 1024,          /* of one sequence: more go to one block a multiprocessor */
+    ALONE_HEADS = 8,            /* KV heads of it, at least */
     FEW_SAVED = 4,              /* new keys of a sequence that attention over fp8 saves */
     SAVE_PIECES = 1024,         /* of 16 bytes: what a block of attention saves on its way */
     LEAST_SPLIT = FI_KEYS,      /* keys, as FI_OPTIONS says */

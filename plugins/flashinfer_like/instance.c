@@ -219,9 +219,19 @@ static fi_grid find_grid(const fi_group *group, const attn_bounds *bounds, uint3
     return grid;
 }
 
+/* Of a tile of few rows, of one sequence, a multiprocessor has one block, even if there is room for
+ * two: keys come as fast, an item has half as many parts, and the next launch finds room. */
+static int is_alone(const fi_group *group, int kernel, const attn_bounds *bounds)
+{
+    return kernel == KERNEL_ATTEND && bounds->max_seqs == 1 && bounds->max_kv_len > ALONE_KEYS &&
+           group->base.kv_heads >= ALONE_HEADS &&
+           (int64_t)bounds->max_q_len * group->base.ratio <= FI_ROWS;
+}
+
 fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
-    const int32_t each = group->shape->kernels[kernel].blocks;
+    const int is_one = is_alone(group, kernel, bounds);
+    const int32_t each = is_one ? 1 : group->shape->kernels[kernel].blocks;
     return find_grid(group, bounds, group->num_sms * (uint32_t)each);
 }
 
