@@ -214,8 +214,9 @@ static int find_together(const linear_dims *d, int at_once)
     return together;
 }
 
-/* Blocks of linear_ready_*. With (I + A)^-1 of channels' decays each has chunks one after the other; with one decay they
- * are counted by part, k head and chunk, so that a block begins without divisions. */
+/* Blocks of linear_ready_*. With (I + A)^-1 of channels' decays each has chunks one after the other, without a
+ * convolution of one head if that leaves few multiprocessors without a block; with one decay blocks are counted by part,
+ * k head and chunk, so that a block begins without divisions. */
 static void set_ready_grid(const attn_metadata *metadata, const linear_dims *d,
                            const linear_chunks *chunks, int at_once, cuda_launch *to)
 {
@@ -224,7 +225,10 @@ static void set_ready_grid(const attn_metadata *metadata, const linear_dims *d,
     const int64_t most =
         CHUNK_CHANNELS_BLOCKS *
         (int64_t)cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
+    const int64_t beyond = most % d->v_heads;
     to->grid[0] = CHUNK_BY_CHANNELS(rule) && blocks > most ? most : blocks;
+    if (rule == CHUNK_CHANNELS && blocks > most && 16 * beyond <= most)
+        to->grid[0] -= beyond;
     to->grid[1] = to->grid[2] = 1;
     if (!CHUNK_ONE_DECAY(rule))
         return;

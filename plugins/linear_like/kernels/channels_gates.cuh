@@ -46,6 +46,12 @@ struct decays_memory : ready_memory {
         between = (u16 *)(edges + 2 * CHUNK_MAX_KEYS);
     }
 
+    /* Of channels, for gates, of the warps of a block; in what other rules have of gates. */
+    __device__ __forceinline__ float *bias(int block) const
+    {
+        return gates + 2 * CHUNK_ROWS + block * CHUNK_MAX_KEYS;
+    }
+
     /* [2][16][16]: products within a block that were made one by one. */
     __device__ __forceinline__ float *pairwise(int block) const
     {
@@ -325,6 +331,70 @@ DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
             write_logs<u16>(x, at, m, [&](float x, int i) {
                 return softplus_fast(x * by + bias[i]) * (a * -LOGS_UP);
             });
+    }
+    if (r < CHUNK_ROWS) {
+        const linear_gate gate = {0, b, 0, 0};
+        m.beta[r] = r < at.chunk.rows ? linear_gate_beta(&call, &gate) : 0;
+    }
+}
+
+/* Without a convolution: what raw gates of a head are computed with. Log decays are `up` times a function of gates times
+ * `by` and a bias of the channel, which is in shared memory. After a convolution factors of each chunk are faster. */
+struct head_factors {
+    int head;
+    float by, up;
+};
+
+/* Those of the head of `at`, unless they are there. A warp has its own copy of the bias of its channels. */
+DEVICE void find_factors(const linear_call &call, const channels_chunk &at, const decays_part &part,
+                         const decays_memory &m, head_factors &f)
+{
+    constexpr float in_log_2 = 1.4426950408889634f;
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    if (!d.raw || f.head == at.head)
+        return;
+    const float a = expf(o.a_log[at.head]), bound = d.lower_bound * (in_log_2 * LOGS_UP);
+    f.head = at.head;
+    f.by = bound != 0 ? a * -in_log_2 : in_log_2;
+    f.up = bound != 0 ? bound : a * -LOGS_UP;
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const int k = CHANNELS_PER_WARP * part.half + part.lane + 32 * i;
+        m.bias(part.block)[k] = k < d.k_dim ? o.dt_bias[at.head * o.dt_bias_stride + k] * f.by : 0;
+    }
+    __syncwarp();
+}
+
+/* `b`: of load_beta(); `f`: of find_factors(). */
+DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
+                      const head_factors &f, const decays_memory &m)
+{
+    constexpr float in_log_2 = 1.4426950408889634f;
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int r = threadIdx.x;
+    if (!d.raw) {
+        uint4 x[GATE_ROWS][2];
+        load_gates<float>(at.gates(call, 4), o.a_row, at.rows, x);
+        write_logs<float>(x, at, m, [](float x, int) { return x * (in_log_2 * LOGS_UP); });
+    } else {
+        const float by = f.by, up = f.up;
+        const float4 *from = (const float4 *)(m.bias(at.row / 16) + at.place * 8);
+        const float4 low = from[0], high = from[1];
+        const float bias[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        uint4 x[GATE_ROWS][1];
+#pragma unroll
+        for (int i = 0; i < GATE_ROWS; i++)
+            x[i][0] = ((const uint4 *)m.ends)[i * CHUNK_CHANNELS_THREADS + threadIdx.x];
+        if (d.lower_bound != 0)
+            write_logs<u16>(x, at, m, [&](float x, int i) {
+                return up * reciprocal_fast(1 + exp2_fast(x * by + bias[i]));
+            });
+        else
+            write_logs<u16>(x, at, m,
+                            [&](float x, int i) { return softplus_fast(x * by + bias[i]) * up; });
     }
     if (r < CHUNK_ROWS) {
         const linear_gate gate = {0, b, 0, 0};

@@ -47,7 +47,63 @@ DEVICE void multiply_ends(const decays_memory &m, const decays_part &part, int b
     }
 }
 
+/* The unit matrix and 16 x 16 numbers below its diagonal, inverted by halves: [L, 0; M, N] becomes
+ * [1 / L, 0; -(1 / N) M (1 / L), 1 / N], which is a chain of half as many steps. `square`: rows of 16 floats. */
+DEVICE void invert_square(const decays_memory &m, float *square, int block, int lane)
+{
+    const int j = lane % 8, half = lane / 8 % 2, row = lane / 8 * 2, first = 16 * block;
+    const float *own = square + half * (8 * 16 + 8);
+    float x[8], left[8], made[2] = {0, 0}, below[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 8; i++) { /* column j of 1 / L or 1 / N */
+        float sums[2] = {i == j ? 1.0f : 0, 0};
+#pragma unroll
+        for (int l = 0; l < i; l += 4) {
+            const float4 a = *(const float4 *)(own + i * 16 + l);
+            const float of[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (l + e < i)
+                    sums[e % 2] -= of[e] * x[l + e];
+        }
+        x[i] = sums[0] + sums[1];
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        left[i] = __shfl_sync(~0u, x[i], j);
+        if (lane / 8 == 1)
+            square[i * 16 + 8 + j] = x[i];
+        if (lane < 16)
+            *(u16 *)(m.system + system_offset(first + 8 * half + i, first + 8 * half + j)) =
+                (u16)pack_half(x[i], 0);
+    }
+#pragma unroll
+    for (int e = 0; e < 2; e++) /* M (1 / L), two rows of column j */
+#pragma unroll
+        for (int l = 0; l < 8; l += 4) {
+            const float4 a = *(const float4 *)(square + (8 + row + e) * 16 + l);
+            made[e] += a.x * left[l] + a.y * left[l + 1] + a.z * left[l + 2] + a.w * left[l + 3];
+        }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        left[i] = __shfl_sync(~0u, made[i % 2], 8 * (i / 2) + j);
+    __syncwarp();
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+#pragma unroll
+        for (int l = 0; l < 8; l += 4) {
+            const float4 a = *(const float4 *)(square + (row + e) * 16 + 8 + l);
+            below[e] -= a.x * left[l] + a.y * left[l + 1] + a.z * left[l + 2] + a.w * left[l + 3];
+        }
+        *(u16 *)(m.system + system_offset(first + 8 + row + e, first + j)) =
+            (u16)pack_half(below[e], 0);
+    }
+    *(u32 *)(m.system + system_offset(first + lane / 4, first + 8 + lane % 4 * 2)) = 0;
+    __syncwarp();
+}
+
 /* A block on A's diagonal, inverted, by the first warp of the block. */
+template <bool TILES>
 DEVICE void invert_part(const decays_memory &m, const decays_part &part, bool in_range,
                         float (&within)[2][4])
 {
@@ -66,7 +122,10 @@ DEVICE void invert_part(const decays_memory &m, const decays_part &part, bool in
                 make_float2(within[n][2 * e] * beta, within[n][2 * e + 1] * beta);
         }
     __syncwarp();
-    invert_block(m, square, block, lane);
+    if constexpr (TILES) /* where it is faster */
+        invert_block(m, square, block, lane);
+    else
+        invert_square(m, square, block, lane);
 }
 
 /* Sums, times what their rows are to be multiplied by, as a left operand or two matrices of a tile. */
@@ -190,6 +249,7 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
     channels_chunk at(call, chunks.list[first + unit.index], unit.head);
     char *keys = chunks.keys + (i64)begin * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS);
     fetch_keys<TILES>(call, at, keys, part, m);
+    head_factors kept = {-1, 0, 0};
     u32 b = load_beta(call, at);
 #pragma unroll 1
     for (;; left_units--) {
@@ -203,9 +263,16 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
         float sums[CHANNELS_STEPS][2][4], times[2] = {};
         block_products within = {};
         block_rows_left left;
-        const gate_factors factors = load_factors(call, at);
+        gate_factors loaded;
+        if constexpr (TILES)
+            loaded = load_factors(call, at);
+        else
+            find_factors(call, at, part, m, kept);
         copy_wait<1>(); /* gates */
-        find_logs(call, at, b, factors, m);
+        if constexpr (TILES)
+            find_logs(call, at, b, loaded, m);
+        else
+            find_logs(call, at, b, kept, m);
         __syncwarp(); /* a warp's log decays are its own, and the rows that it has asked for */
         sum_logs(m, part, sums);
         copy_wait<0>();
@@ -235,7 +302,7 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
             named_arrive(CHANNELS_MULTIPLIED, CHUNK_CHANNELS_THREADS);
             named_sync(CHANNELS_SECOND, CHUNK_CHANNELS_THREADS / 2);
         } else {
-            invert_part(m, part, in_range, within.k);
+            invert_part<TILES>(m, part, in_range, within.k);
             /* now: the next chunk's are on their way after the barrier */
             find_times(m.beta, part.block, part.lane, times);
             named_sync(CHANNELS_MULTIPLIED, CHUNK_CHANNELS_THREADS);
