@@ -116,8 +116,8 @@ TEST_OF(pretended, older_ones_are_refused_with_a_sentence)
     ck_assert_int_eq(attnhost_load_plugin(host, fixture("fixture_describe_fails"), &error.base),
                      ATTN_INCOMPATIBLE_VERSION);
     said = host_error_text(&error);
-    ck_assert_msg(strstr(said, "fixture_describe_fails.so: chose ABI major 0; accepted: 1..2"), "%s",
-                  said);
+    ck_assert_msg(strstr(said, "fixture_describe_fails.so: chose ABI major 0; accepted: 1..2"),
+                  "%s", said);
 }
 
 GROUP(pretended, .set_up = setup, .tear_down = teardown);
