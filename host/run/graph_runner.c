@@ -207,8 +207,10 @@ static attn_status capture(struct executor *executor, struct graph_entry *entry,
         status = warm_up(executor, entry, error);
     if (status == ATTN_OK)
         status = record(executor, entry, error);
-    return status == ATTN_OK ? ATTN_OK
-                             : host_fail_prefix(error, "graph of %d sequences", entry->size);
+    if (status == ATTN_OK)
+        return ATTN_OK;
+    return host_fail_prefix(error, "%s: cuda_graph.bs: graph of %d sequences",
+                            config_place(executor->params.config, "cuda_graph.bs"), entry->size);
 }
 
 static attn_status capture_all(struct executor *executor, attn_error *error)
