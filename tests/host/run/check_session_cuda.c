@@ -1052,6 +1052,8 @@ LOOP_OF(failures, every_call_fails_once, 0, COUNT(calls))
             check_good(&run, fake.first_fault());
         ck_assert_msg(run.code == EXIT_GOOD || *host_error_text(&run.error), "%s %d: exit %d",
                       calls[_i], (int)n, run.code);
+        if (run.code != EXIT_GOOD && strcmp(calls[_i], "cuStreamBeginCapture") == 0)
+            ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "cuda_graph.bs: graph of "));
         ck_assert_int_eq(run.report.kv.leaked, 0);
         finish(&run);
         check_device();
