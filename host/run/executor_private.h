@@ -254,6 +254,9 @@ void executor_fences_judge(struct executor *executor, const struct flight *fligh
 
 /* ---- Graphs (graph_runner.c) ----------------------------------------------------------------- */
 
+/* Sequences of the largest graph that a step can fill. */
+int32_t graph_runner_most(const struct executor *executor);
+
 /* Capture what can be, largest size first. */
 attn_status graph_runner_create(struct executor *executor, attn_error *error);
 void graph_runner_destroy(struct executor *executor);

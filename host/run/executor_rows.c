@@ -65,8 +65,8 @@ static int64_t choose_capacity(const struct executor *executor)
     }
     bool captures = !executor_on_cpu(executor) && p->config->cuda_graph.enable && sizes->count > 0;
     int64_t largest = captures ? sizes->items[sizes->count - 1] : 0;
-    if (largest > p->bounds.max_seqs)
-        largest = p->bounds.max_seqs;
+    if (largest > graph_runner_most(executor))
+        largest = graph_runner_most(executor);
     largest *= drafts_rows(&p->drafts);
     int64_t eager = (int64_t)widest * p->bounds.max_tokens, captured = (int64_t)all * largest;
     return eager > captured ? eager : captured;

@@ -13,7 +13,8 @@
  * more for each level. So where backends get these hints each size has two graphs, and steps that
  * share little take the one without.
  *
- * Source of the sizes: cuda_graph.bs, clamped to workload.max_running_requests, as SGLang does it.
+ * Source of the sizes: cuda_graph.bs, clamped as SGLang does it: to workload.max_running_requests, and to the rows that
+ * a step may have, which are no more than the pool has slots.
  */
 #include "host/run/executor_private.h"
 
@@ -48,6 +49,13 @@ static int32_t find_fill(const struct executor *executor)
     return fill;
 }
 
+int32_t graph_runner_most(const struct executor *executor)
+{
+    const attn_bounds *bounds = &executor->params.bounds;
+    int32_t fit = bounds->max_tokens / drafts_rows(&executor->params.drafts);
+    return fit < bounds->max_seqs ? fit : bounds->max_seqs;
+}
+
 static attn_status choose_sizes(struct executor *executor, attn_error *error)
 {
     const struct config_ints *wanted = &executor->params.config->cuda_graph.bs;
@@ -56,9 +64,8 @@ static attn_status choose_sizes(struct executor *executor, attn_error *error)
     graphs->entries = calloc(2 * wanted->count + 1, sizeof *graphs->entries);
     if (!graphs->entries)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for graphs");
-    int32_t last = 0;
-    for (size_t i = 0; i < wanted->count && last < executor->params.bounds.max_seqs; i++) {
-        int32_t most = executor->params.bounds.max_seqs;
+    int32_t last = 0, most = graph_runner_most(executor);
+    for (size_t i = 0; i < wanted->count && last < most; i++) {
         last = wanted->items[i] < most ? (int32_t)wanted->items[i] : most;
         graphs->entries[graphs->count++].size = last;
         if (twice)

@@ -801,6 +801,24 @@ TEST_OF(runs, decode_is_replayed)
     finish(&run);
 }
 
+/* Graphs have no more rows than the pool has slots: what cuda_graph.bs names beyond that is never filled. */
+LOOP_OF(runs, sizes_fit_the_pool, 0, 2)
+{
+    static const char *const settings[][SETTINGS] = {
+        {"kv_cache.max_total_tokens=60", "cuda_graph.bs=1 64", "workload.max_running_requests=64"},
+        {"kv_cache.max_total_tokens=60", "speculative.draft_tokens=16"},
+    };
+    static const char *const sizes[] = {"decode batches of 1 to 60 sequences",
+                                        "verification batches of 1 to 3 sequences"};
+    struct run run;
+    set_up();
+    go_with(&run, "cuda:0", "fixture", settings[_i]);
+    check_good(&run, fake.first_fault());
+    ck_assert_msg(strstr(run.notes, sizes[_i]) != NULL, "%s", run.notes);
+    tear_down();
+    finish(&run);
+}
+
 /* Steps too large for any graph, and backends that cannot be captured, are run eagerly. */
 LOOP_OF(runs, other_decodes_are_eager, 0, 3)
 {
