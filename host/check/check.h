@@ -37,7 +37,7 @@ enum check_code {
 
 struct kind_cases;
 struct process_resources;
-struct translator;
+struct layout_converter;
 struct check_trail;
 
 /* A backend of the plugin under test, ready to be called, in the child. Its plugin is initialised,
@@ -50,8 +50,8 @@ struct check_subject {
     const char *source;            /* this source; NULL = the plugin is its own object */
     uint32_t plugin;               /* its index in the host; attnhost_plugin() */
     const attn_backend_type *type; /* the plugin's own table, or: */
-    const struct translator
-        *translator;               /* its KV layouts are a vendor's own, and this one's type */
+    const struct layout_converter
+        *converter;                /* its KV layouts are a vendor's own, and this one's type */
                                    /* stands before it; NULL */
     const char *backend;           /* the name under which the host knows it, options included */
     struct compose_node *node;     /* resolved: its options, services and children, for raw calls */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * comp.c: the group COMP: whether a composite passes on what its children say. One child at a
- * time is made to answer something else (meddler.h). Composites of composites are in
+ * time is made to answer something else (altered_child.h). Composites of composites are in
  * check/composites/comp_depth.c.
  */
 #include "host/check/check.h"
@@ -32,24 +32,24 @@ static bool scene_open(struct scene *scene, struct check_run *run)
     scene->path[0] = scene->child;
     scene->num_path = 1;
     scene->reached = 0;
-    meddler_init(&scene->meddler, run->subject->services, scene->child, MEDDLE_NOT, 0);
-    scene->rig.services = &scene->meddler.tally.table;
+    altered_child_init(&scene->altered, run->subject->services, scene->child, ALTER_NOT, 0);
+    scene->rig.services = &scene->altered.counter.table;
     return true;
 }
 
 /* From now on the child does this. */
-static void scene_meddle(struct scene *scene, enum meddle what, uint64_t value)
+static void scene_alter(struct scene *scene, enum alteration what, uint64_t value)
 {
-    scene->reached += scene->meddler.hits;
-    scene->meddler.what = what;
-    scene->meddler.value = value;
-    scene->meddler.hits = 0;
+    scene->reached += scene->altered.hits;
+    scene->altered.what = what;
+    scene->altered.value = value;
+    scene->altered.hits = 0;
 }
 
 /* A case none of whose queries reaches its child shows nothing: it is skipped, with that reason. */
 static void scene_close(struct scene *scene, struct check_run *run)
 {
-    scene_meddle(scene, MEDDLE_NOT, 0);
+    scene_alter(scene, ALTER_NOT, 0);
     if (run->code == CHECK_PASS && scene->reached == 0)
         check_skip(run, "no query of the suite reaches the child %s", scene->child);
     rig_close(&scene->rig);
@@ -78,14 +78,14 @@ static void check_refused(struct check_run *run, struct scene *scene)
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     bool named = false;
-    scene_meddle(scene, MEDDLE_REFUSE, 0);
-    if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0)
+    scene_alter(scene, ALTER_REFUSE, 0);
+    if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0)
         return;
     CHECK_THAT(run, !verdict.supported, "the child %s refuses, and the composite accepts",
                scene->child);
     for (uint32_t r = 0; r < verdict.num_reasons && r < MAX_REASONS; r++)
         named |= strncmp(reasons[r].child, scene->child, sizeof reasons[r].child - 1) == 0 &&
-                 strcmp(reasons[r].got, MEDDLER_WORDS) == 0;
+                 strcmp(reasons[r].got, ALTERED_WORDS) == 0;
     CHECK_THAT(run, named,
                "the child %s refuses, and no reason of the composite is the child's with its name",
                scene->child);
@@ -96,8 +96,8 @@ static void check_graph_level(struct check_run *run, struct scene *scene)
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     for (uint32_t level = 0; level < ATTN_GRAPH_COUNT; level++) {
-        scene_meddle(scene, MEDDLE_GRAPH_LEVEL, level);
-        if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0 || !verdict.supported)
+        scene_alter(scene, ALTER_GRAPH_LEVEL, level);
+        if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
         CHECK_THAT(run, verdict.graph_level <= level,
                    "the child %s can be captured up to level %u, the composite up to %u",
@@ -112,8 +112,8 @@ static void check_notes(struct check_run *run, struct scene *scene)
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++) {
-        scene_meddle(scene, MEDDLE_NOTES, notes[n]);
-        if (!ask(scene, run, &verdict, reasons) || scene->meddler.hits == 0 || !verdict.supported)
+        scene_alter(scene, ALTER_NOTES, notes[n]);
+        if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
         CHECK_THAT(run, !(verdict.notes & notes[n]),
                    "the child %s lacks the note %u, and the composite has it", scene->child,
@@ -142,13 +142,13 @@ static void check_forms(struct check_run *run, struct scene *scene)
     struct rig *rig = &scene->rig;
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
         attn_instance *instance = NULL;
-        scene_meddle(scene, MEDDLE_INDEX_FORMS, forms[f]);
+        scene_alter(scene, ALTER_INDEX_FORMS, forms[f]);
         if (!rig_create_for(rig, run, &instance))
             return;
-        if (scene->meddler.hits > 0 && !(rig->index_forms & forms[f]))
+        if (scene->altered.hits > 0 && !(rig->index_forms & forms[f]))
             check_fail(run, "the child %s asks for index forms %u, the composite for %u",
                        scene->child, forms[f], rig->index_forms);
-        else if (scene->meddler.hits == 0 && rig->index_forms == 0)
+        else if (scene->altered.hits == 0 && rig->index_forms == 0)
             check_fail(run, "the composite asks for no index form");
         rig_destroy(rig, instance);
     }
@@ -161,13 +161,13 @@ static void check_memory(struct check_run *run, struct scene *scene)
     struct rig *rig = &scene->rig;
     attn_instance *instance = NULL;
     attn_memory_size before, after;
-    scene_meddle(scene, MEDDLE_NOT, 0);
+    scene_alter(scene, ALTER_NOT, 0);
     if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
         return;
     bool good = rig_good(rig, run, rig_metadata_size(rig, instance, &before), "metadata_size");
-    scene_meddle(scene, MEDDLE_SIZE, more);
+    scene_alter(scene, ALTER_SIZE, more);
     good = good && rig_good(rig, run, rig_metadata_size(rig, instance, &after), "metadata_size");
-    if (good && scene->meddler.hits > 0 && after.size[region] < before.size[region] + more)
+    if (good && scene->altered.hits > 0 && after.size[region] < before.size[region] + more)
         check_fail(run, "the child %s asks for %llu bytes more, the composite for %llu",
                    scene->child, (unsigned long long)more,
                    (unsigned long long)(after.size[region] - before.size[region]));
@@ -200,11 +200,11 @@ static bool judge_failure(struct check_run *run, struct scene *scene, attn_statu
         rest = strstr(rest, scene->path[n]);
         rest = rest ? rest + strlen(scene->path[n]) : NULL;
     }
-    if (!rest || !strstr(rest, MEDDLER_WORDS))
+    if (!rest || !strstr(rest, ALTERED_WORDS))
         check_fail(run,
                    "%s: '%s': accepted the names of the children on the way, %s the last, and "
                    "then '%s'",
-                   what, text, scene->child, MEDDLER_WORDS);
+                   what, text, scene->child, ALTERED_WORDS);
     return run->code == CHECK_PASS;
 }
 
@@ -212,28 +212,29 @@ static bool judge_failure(struct check_run *run, struct scene *scene, attn_statu
 static void judge_left(struct check_run *run, const struct scene *scene, int instances,
                        int metadata, const char *call)
 {
-    if (scene->meddler.live != instances || scene->meddler.live_metadata != metadata)
+    if (scene->altered.live != instances || scene->altered.live_metadata != metadata)
         check_fail(run,
                    "%s whose child %s fails: %d instances and %d metadata of children are left, "
                    "where %d and %d are accepted",
-                   call, scene->child, scene->meddler.live, scene->meddler.live_metadata, instances,
+                   call, scene->child, scene->altered.live, scene->altered.live_metadata, instances,
                    metadata);
 }
 
 static void check_create_fails(struct check_run *run, struct scene *scene)
 {
     attn_instance *instance = NULL;
-    scene_meddle(scene, MEDDLE_CREATE, 0);
-    tally_restart(&scene->meddler.tally, 0);
+    scene_alter(scene, ALTER_CREATE, 0);
+    service_counter_restart(&scene->altered.counter, 0);
     attn_status status = rig_create(&scene->rig, &instance);
-    if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "create"))
+    if (scene->altered.hits > 0 && !judge_failure(run, scene, status, "create"))
         return;
     CHECK_THAT(run, !instance || status == ATTN_OK, "create fails, and sets its output");
     if (status == ATTN_OK)
         rig_destroy(&scene->rig, instance);
     judge_left(run, scene, 0, 0, "create");
-    CHECK_THAT(run, !tally_left(&scene->meddler.tally), "create whose child %s fails leaves %s",
-               scene->child, tally_left(&scene->meddler.tally));
+    CHECK_THAT(run, !service_counter_left(&scene->altered.counter),
+               "create whose child %s fails leaves %s", scene->child,
+               service_counter_left(&scene->altered.counter));
 }
 
 static void check_metadata_fails(struct check_run *run, struct scene *scene,
@@ -242,15 +243,15 @@ static void check_metadata_fails(struct check_run *run, struct scene *scene,
     struct rig *rig = &scene->rig;
     attn_memory_size size;
     attn_metadata *metadata = NULL;
-    int instances = scene->meddler.live, others = scene->meddler.live_metadata;
-    scene_meddle(scene, MEDDLE_METADATA_SIZE, 0);
+    int instances = scene->altered.live, others = scene->altered.live_metadata;
+    scene_alter(scene, ALTER_METADATA_SIZE, 0);
     attn_status status = rig_metadata_size(rig, session->instance, &size);
-    if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "metadata_size"))
+    if (scene->altered.hits > 0 && !judge_failure(run, scene, status, "metadata_size"))
         return;
     /* A composite may ask for sizes in metadata_create: it has its own way to fail there. */
-    scene_meddle(scene, MEDDLE_METADATA_CREATE, 0);
+    scene_alter(scene, ALTER_METADATA_CREATE, 0);
     status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
-    if (scene->meddler.hits > 0)
+    if (scene->altered.hits > 0)
         judge_failure(run, scene, status, "metadata_create");
     if (status == ATTN_OK)
         rig->ops->metadata_destroy(metadata);
@@ -262,23 +263,23 @@ static void check_batches_fail(struct check_run *run, struct scene *scene,
 {
     struct rig *rig = &scene->rig;
     for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        scene_meddle(scene, MEDDLE_PLAN, 0);
+        scene_alter(scene, ALTER_PLAN, 0);
         attn_status status = rig_plan(rig, session->metadata, b);
-        if (scene->meddler.hits > 0 && !judge_failure(run, scene, status, "init_forward_metadata"))
+        if (scene->altered.hits > 0 && !judge_failure(run, scene, status, "init_forward_metadata"))
             return;
-        scene_meddle(scene, MEDDLE_NOT, 0);
+        scene_alter(scene, ALTER_NOT, 0);
         if (!rig_good(rig, run, rig_plan(rig, session->metadata, b), "init_forward_metadata"))
             return;
-        scene_meddle(scene, MEDDLE_FORWARD, 0);
+        scene_alter(scene, ALTER_FORWARD, 0);
         for (int l = 0; l < RIG_LAYERS; l++) {
             status = rig_forward(rig, session->metadata, b, l);
-            if (scene->meddler.hits == 0)
+            if (scene->altered.hits == 0)
                 continue;
             if (!judge_failure(run, scene, status, "forward"))
                 return;
             break;
         }
-        scene_meddle(scene, MEDDLE_NOT, 0);
+        scene_alter(scene, ALTER_NOT, 0);
         free(rig_run(rig, run, session->metadata, b));
     }
 }
@@ -287,8 +288,8 @@ void scene_check_failures(struct scene *scene, struct check_run *run)
 {
     struct rig_session session;
     check_create_fails(run, scene);
-    scene_meddle(scene, MEDDLE_NOT, 0);
-    tally_restart(&scene->meddler.tally, 0);
+    scene_alter(scene, ALTER_NOT, 0);
+    service_counter_restart(&scene->altered.counter, 0);
     if (run->code != CHECK_PASS || !rig_session_open(&session, &scene->rig, run))
         return;
     check_batches_fail(run, scene, &session);
@@ -296,12 +297,12 @@ void scene_check_failures(struct scene *scene, struct check_run *run)
     session.metadata = NULL;
     if (run->code == CHECK_PASS)
         check_metadata_fails(run, scene, &session);
-    scene_meddle(scene, MEDDLE_NOT, 0);
+    scene_alter(scene, ALTER_NOT, 0);
     rig_session_close(&session, &scene->rig);
     judge_left(run, scene, 0, 0, "a life");
-    if (tally_left(&scene->meddler.tally))
+    if (service_counter_left(&scene->altered.counter))
         check_fail(run, "a life whose child %s fails leaves %s", scene->child,
-                   tally_left(&scene->meddler.tally));
+                   service_counter_left(&scene->altered.counter));
 }
 
 static void run_failures(struct check_run *run)
@@ -323,16 +324,16 @@ static void check_rows(struct check_run *run, struct scene *scene, struct rig_se
     int32_t rows = rig->given_batches[b]->num_real_tokens;
     attn_status status = rig_plan(rig, session->metadata, b);
     for (int l = 0; l < RIG_LAYERS && rig_good(rig, run, status, "init_forward_metadata"); l++) {
-        scene->meddler.rows = 0;
+        scene->altered.rows = 0;
         status = rig_forward(rig, session->metadata, b, l);
         if (!rig_good(rig, run, status, "forward"))
             return;
-        if (scene->meddler.rows != rows)
+        if (scene->altered.rows != rows)
             check_fail(
                 run,
                 "layer %d of %s: all children together get %lld rows: accepted %d, each row once",
                 rig->question.layers[l].layer_id, rig_a_batch(rig, b),
-                (long long)scene->meddler.rows, rows);
+                (long long)scene->altered.rows, rows);
     }
 }
 

@@ -210,7 +210,7 @@ static bool define_levels(struct check_run *run, char names[DEPTH][NAME])
     return true;
 }
 
-/* The leaf fails, three levels down: its parent is given the meddler's services. */
+/* The leaf fails, three levels down: its parent is given the altered child's services. */
 static void judge_deep_failures(struct check_run *run, struct scene *scene,
                                 struct compose_node *node, char names[DEPTH][NAME])
 {
@@ -222,8 +222,8 @@ static void judge_deep_failures(struct check_run *run, struct scene *scene,
     for (int level = 0; level < DEPTH - 1; level++)
         scene->path[level] = names[DEPTH - 2 - level];
     scene->path[DEPTH - 1] = scene->child;
-    meddler_init(&scene->meddler, &services, scene->child, MEDDLE_NOT, 0);
-    lowest->services = scene->meddler.tally.table;
+    altered_child_init(&scene->altered, &services, scene->child, ALTER_NOT, 0);
+    lowest->services = scene->altered.counter.table;
     scene_check_failures(scene, run);
     lowest->services = services;
 }

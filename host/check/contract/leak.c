@@ -12,7 +12,7 @@
 #include "host/check/cases/process_resources.h"
 #include "host/check/cases/refusal.h"
 #include "host/check/cases/rig.h"
-#include "host/check/cases/tally.h"
+#include "host/check/cases/service_counter.h"
 #include "host/base/clock.h"
 
 /* A pointer that a failed call must leave alone. */
@@ -27,38 +27,39 @@ static bool is_exhausted(attn_status status)
 }
 
 /* A failed call: the right status and words, an output that was not set, nothing left. */
-static void judge_failure(struct check_run *run, const struct tally *tally, attn_status status,
-                          const host_error *error, const void *output, const char *what)
+static void judge_failure(struct check_run *run, const struct service_counter *counter,
+                          attn_status status, const host_error *error, const void *output,
+                          const char *what)
 {
     if (!refusal_is_told(run, status, error, what))
         return;
     CHECK_THAT(run, output == UNTOUCHED, "%s: fails, and sets its output", what);
-    const char *left = tally_left(tally);
+    const char *left = service_counter_left(counter);
     CHECK_THAT(run, !left, "%s: fails, and leaves %s", what, left);
 }
 
 /* body() with a rig whose services are counted. */
-static void with_tally(struct check_run *run,
-                       void (*body)(struct check_run *run, struct rig *rig, struct tally *tally))
+static void with_counter(struct check_run *run, void (*body)(struct check_run *run, struct rig *rig,
+                                                             struct service_counter *counter))
 {
     struct rig rig;
-    struct tally tally;
+    struct service_counter counter;
     if (!rig_open(&rig, run, run->seed))
         return;
-    tally_init(&tally, rig.services);
-    rig.services = &tally.table;
-    body(run, &rig, &tally);
+    service_counter_init(&counter, rig.services);
+    rig.services = &counter.table;
+    body(run, &rig, &counter);
     rig_close(&rig);
 }
 
-static void refuse_memory(struct check_run *run, struct rig *rig, struct tally *tally)
+static void refuse_memory(struct check_run *run, struct rig *rig, struct service_counter *counter)
 {
     for (uint64_t n = 1; n < 10000 && run->code == CHECK_PASS; n++) {
         attn_instance *instance = UNTOUCHED;
-        tally_restart(tally, n);
+        service_counter_restart(counter, n);
         check_note(run, "create, allocation %llu is refused", (unsigned long long)n);
         attn_status status = rig_create(rig, &instance);
-        if (status == ATTN_OK && !tally->refused) {
+        if (status == ATTN_OK && !counter->refused) {
             rig_destroy(rig, instance);
             break; /* that was all of them */
         }
@@ -67,7 +68,7 @@ static void refuse_memory(struct check_run *run, struct rig *rig, struct tally *
         } else if (status == ATTN_OK) { /* it can do without */
             rig_destroy(rig, instance);
         } else {
-            judge_failure(run, tally, status, &rig->error, instance,
+            judge_failure(run, counter, status, &rig->error, instance,
                           "create when memory is refused");
             if (!is_exhausted(status))
                 check_fail(run,
@@ -80,92 +81,92 @@ static void refuse_memory(struct check_run *run, struct rig *rig, struct tally *
 
 void check_leak_create(struct check_run *run)
 {
-    with_tally(run, refuse_memory);
+    with_counter(run, refuse_memory);
 }
 
 /* Problems that query refuses, the last of two groups. */
-static void refuse_one(struct check_run *run, struct rig *rig, struct tally *tally,
+static void refuse_one(struct check_run *run, struct rig *rig, struct service_counter *counter,
                        const char *what)
 {
     attn_instance *instance = UNTOUCHED;
     if (rig_accepts(run->subject, &rig->question.problems[1]))
         return; /* a backend for everything */
-    tally_restart(tally, 0);
+    service_counter_restart(counter, 0);
     check_note(run, "create with %s", what);
     attn_status status = rig_create(rig, &instance);
     if (refusal_is(run, status, ATTN_UNSUPPORTED, &rig->error, what))
-        judge_failure(run, tally, status, &rig->error, instance, what);
+        judge_failure(run, counter, status, &rig->error, instance, what);
 }
 
-static void refuse_problems(struct check_run *run, struct rig *rig, struct tally *tally)
+static void refuse_problems(struct check_run *run, struct rig *rig, struct service_counter *counter)
 {
     static const char *const features[] = {"attn.no_such_feature/1"};
     attn_problem *problem = &rig->question.problems[1], kept = *problem;
     attn_layer_group *group = &rig->question.groups[1], kept_group = *group;
     problem->num_features = 1;
     problem->features = features;
-    refuse_one(run, rig, tally, "an unknown feature");
+    refuse_one(run, rig, counter, "an unknown feature");
     *problem = kept;
     rig_spoil_layout(problem);
-    refuse_one(run, rig, tally, "an unknown layout");
+    refuse_one(run, rig, counter, "an unknown layout");
     *problem = kept;
     group->kind = 1000;
-    refuse_one(run, rig, tally, "an unknown kind of layer");
+    refuse_one(run, rig, counter, "an unknown kind of layer");
     *group = kept_group;
     group->head_dim = group->v_head_dim = 100003;
-    refuse_one(run, rig, tally, "a head_dim of 100003");
+    refuse_one(run, rig, counter, "a head_dim of 100003");
     *group = kept_group;
 }
 
 void check_leak_unsupported(struct check_run *run)
 {
-    with_tally(run, refuse_problems);
+    with_counter(run, refuse_problems);
 }
 
 /* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
-static void create_with_ids(struct check_run *run, struct rig *rig, struct tally *tally,
+static void create_with_ids(struct check_run *run, struct rig *rig, struct service_counter *counter,
                             const char *what)
 {
     attn_instance *instance = UNTOUCHED;
-    tally_restart(tally, 0);
+    service_counter_restart(counter, 0);
     check_note(run, "create with %s", what);
     attn_status status = rig_create(rig, &instance);
     if (status == ATTN_OK)
         rig_destroy(rig, instance);
     else
-        judge_failure(run, tally, status, &rig->error, instance, what);
+        judge_failure(run, counter, status, &rig->error, instance, what);
 }
 
-static void refuse_ids(struct check_run *run, struct rig *rig, struct tally *tally)
+static void refuse_ids(struct check_run *run, struct rig *rig, struct service_counter *counter)
 {
     attn_layer *last = &rig->question.layers[RIG_LAYERS - 1];
     int32_t kept = last->layer_id;
     last->layer_id = rig->question.layers[0].layer_id;
-    create_with_ids(run, rig, tally, "a layer_id that two layers have");
+    create_with_ids(run, rig, counter, "a layer_id that two layers have");
     last->layer_id = -1;
-    create_with_ids(run, rig, tally, "a layer_id of -1");
+    create_with_ids(run, rig, counter, "a layer_id of -1");
     last->layer_id = kept;
 }
 
 void check_leak_layer_ids(struct check_run *run)
 {
-    with_tally(run, refuse_ids);
+    with_counter(run, refuse_ids);
 }
 
 static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_session *session,
-                          struct tally *tally)
+                          struct service_counter *counter)
 {
     attn_memory none = {.struct_size = sizeof none};
     attn_metadata *metadata = UNTOUCHED;
     int64_t before[ATTN_SPACE_COUNT];
     uint64_t needed = 0;
-    memcpy(before, tally->live, sizeof before);
+    memcpy(before, counter->live, sizeof before);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         needed += session->memory.size.size[r];
     for (uint64_t n = 0; n < 1000 && run->code == CHECK_PASS; n++) {
-        tally->num_allocations = 0;
-        tally->refuse_at = n;
-        tally->refused = false;
+        counter->num_allocations = 0;
+        counter->refuse_at = n;
+        counter->refused = false;
         host_error_init(&rig->error);
         metadata = UNTOUCHED;
         check_note(run, "metadata_create, allocation %llu is refused", (unsigned long long)n);
@@ -176,32 +177,32 @@ static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_ses
             rig->ops->metadata_destroy(metadata);
             if (n == 0 && needed > 0)
                 check_fail(run, "metadata_create without memory succeeds");
-            else if (n > 0 && !tally->refused)
+            else if (n > 0 && !counter->refused)
                 break;
         } else if (refusal_is_told(run, status, &rig->error, "metadata_create")) {
             CHECK_THAT(run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
         }
-        CHECK_THAT(run, memcmp(before, tally->live, sizeof before) == 0,
+        CHECK_THAT(run, memcmp(before, counter->live, sizeof before) == 0,
                    "metadata_create leaves memory of services->allocate");
     }
 }
 
-static void refuse_metadata(struct check_run *run, struct rig *rig, struct tally *tally)
+static void refuse_metadata(struct check_run *run, struct rig *rig, struct service_counter *counter)
 {
     struct rig_session session;
     if (!rig_session_open(&session, rig, run))
         return;
     rig->ops->metadata_destroy(session.metadata);
     session.metadata = NULL;
-    fail_metadata(run, rig, &session, tally);
+    fail_metadata(run, rig, &session, counter);
     rig_session_close(&session, rig);
-    if (run->code == CHECK_PASS && tally_left(tally))
-        check_fail(run, "after destroy there is %s", tally_left(tally));
+    if (run->code == CHECK_PASS && service_counter_left(counter))
+        check_fail(run, "after destroy there is %s", service_counter_left(counter));
 }
 
 void check_leak_metadata_create(struct check_run *run)
 {
-    with_tally(run, refuse_metadata);
+    with_counter(run, refuse_metadata);
 }
 
 /* ---- A thousand ------------------------------------------------------------------------------ */
@@ -344,18 +345,18 @@ static void run_thousand(struct check_run *run, round_fn round, const char *what
 {
     struct rig rig;
     struct rig_session session;
-    struct tally tally;
+    struct service_counter counter;
     if (!rig_open(&rig, run, run->seed))
         return;
-    tally_init(&tally, rig.services);
-    rig.services = &tally.table;
+    service_counter_init(&counter, rig.services);
+    rig.services = &counter.table;
     if (rig_session_open(&session, &rig, run)) {
         rig.ops->metadata_destroy(session.metadata);
         session.metadata = NULL;
         run_rounds(run, &rig, &session, round, what);
         rig_session_close(&session, &rig);
-        if (run->code == CHECK_PASS && tally_left(&tally))
-            check_fail(run, "a thousand %s leak %s", what, tally_left(&tally));
+        if (run->code == CHECK_PASS && service_counter_left(&counter))
+            check_fail(run, "a thousand %s leak %s", what, service_counter_left(&counter));
     }
     rig_close(&rig);
 }

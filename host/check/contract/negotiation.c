@@ -12,7 +12,7 @@
 #include "host/base/error.h"
 #include "host/check/cases/refusal.h"
 #include "host/check/cases/rig.h"
-#include "host/check/cases/tally.h"
+#include "host/check/cases/service_counter.h"
 #include "host/plugin/paths.h"
 #include "host/base/configured.h"
 
@@ -329,18 +329,18 @@ static void run_paths(struct check_run *run)
 /* ---- Optional slots -------------------------------------------------------------------------- */
 
 /* A life with services that lack some; the results must be those of the first. */
-static void check_services(struct check_run *run, struct rig *rig, struct tally *tally,
+static void check_services(struct check_run *run, struct rig *rig, struct service_counter *counter,
                            char *const expected[RIG_BATCHES], const char *without)
 {
     char *results[RIG_BATCHES];
-    rig->services = &tally->table;
+    rig->services = &counter->table;
     check_note(run, "services without %s", without);
     if (!rig_life(rig, run, results))
         return;
-    const char *left = tally_left(tally);
+    const char *left = service_counter_left(counter);
     if (left)
         check_fail(run, "services without %s: after destroy there is %s", without, left);
-    if (tally->strange)
+    if (counter->strange)
         check_fail(run, "services without %s: a call with an argument that makes no sense",
                    without);
     for (int b = 0; b < rig->num_batches; b++) {
@@ -354,25 +354,25 @@ static void check_services(struct check_run *run, struct rig *rig, struct tally 
 
 static void run_services(struct check_run *run)
 {
-    static const char *const names[TALLY_SLOTS] = {"trace_begin and trace_end", "poll_error",
-                                                   "get_extension"};
+    static const char *const names[SERVICE_SLOTS] = {"trace_begin and trace_end", "poll_error",
+                                                     "get_extension"};
     struct rig rig;
-    struct tally tally;
+    struct service_counter counter;
     char *expected[RIG_BATCHES];
     if (!rig_open(&rig, run, run->seed))
         return;
-    tally_init(&tally, run->subject->services);
-    rig.services = &tally.table;
+    service_counter_init(&counter, run->subject->services);
+    rig.services = &counter.table;
     if (rig_life(&rig, run, expected)) {
-        for (int slot = 0; slot < TALLY_SLOTS; slot++) {
-            tally_init(&tally, run->subject->services);
-            tally_hide(&tally, (enum tally_slot)slot);
-            check_services(run, &rig, &tally, expected, names[slot]);
+        for (int slot = 0; slot < SERVICE_SLOTS; slot++) {
+            service_counter_init(&counter, run->subject->services);
+            service_counter_hide(&counter, (enum service_counter_slot)slot);
+            check_services(run, &rig, &counter, expected, names[slot]);
         }
-        tally_init(&tally, run->subject->services);
-        for (int slot = 0; slot < TALLY_SLOTS; slot++)
-            tally_hide(&tally, (enum tally_slot)slot);
-        check_services(run, &rig, &tally, expected, "anything optional");
+        service_counter_init(&counter, run->subject->services);
+        for (int slot = 0; slot < SERVICE_SLOTS; slot++)
+            service_counter_hide(&counter, (enum service_counter_slot)slot);
+        check_services(run, &rig, &counter, expected, "anything optional");
         rig_free(expected);
     }
     rig_close(&rig);

@@ -5,7 +5,7 @@
  */
 #include "host/check/cases/numerics.h"
 #include "host/check/cases/operand_text.h"
-#include "host/check/cases/translator.h"
+#include "host/check/cases/layout_converter.h"
 #include "host/check/cases/rig.h"
 
 #include "host/base/dtype.h"
@@ -20,7 +20,7 @@ enum { RED = 0xA5, RED_ZONE = 64 };
 
 static const attn_backend_type *own_type(const struct check_subject *subject)
 {
-    return subject->translator ? subject->translator->front.inner : subject->type;
+    return subject->converter ? subject->converter->front.inner : subject->type;
 }
 
 /* ---- Tensors --------------------------------------------------------------------------------- */
@@ -230,13 +230,13 @@ static void run_places(struct check_run *run)
 
 static const attn_layouts *conversions(const struct check_subject *subject)
 {
-    return translator_layouts(subject->node->type->plugin);
+    return layout_converter_layouts(subject->node->type->plugin);
 }
 
 /* False: there is nothing to check, which was said. */
 static bool has_layout(struct check_run *run, uint32_t index)
 {
-    const char *layout = translator_layout(own_type(run->subject), index);
+    const char *layout = layout_converter_layout(own_type(run->subject), index);
     if (!layout)
         check_skip(run, "it has no layout of a vendor's own");
     else if (!conversions(run->subject))
@@ -246,7 +246,7 @@ static bool has_layout(struct check_run *run, uint32_t index)
 
 static void run_extension(struct check_run *run)
 {
-    const char *layout = translator_layout(own_type(run->subject), 0);
+    const char *layout = layout_converter_layout(own_type(run->subject), 0);
     if (!layout)
         check_skip(run, "it has no layout of a vendor's own");
     else if (!conversions(run->subject))
@@ -256,7 +256,7 @@ static void run_extension(struct check_run *run)
 
 /* A subject that is asked in kv.nhd/1 and works in one of its own layouts. */
 struct view {
-    struct translator translator, *before;
+    struct layout_converter converter, *before;
     struct check_subject subject;
     struct grid *grid;
 };
@@ -265,22 +265,22 @@ static void view_open(struct view *view, const struct check_subject *subject, ui
 {
     view->subject = *subject;
     view->grid = NULL;
-    view->before = translator_use(NULL);
-    translator_use(view->before);
-    if (subject->translator && layout == 0)
+    view->before = layout_converter_use(NULL);
+    layout_converter_use(view->before);
+    if (subject->converter && layout == 0)
         return;
-    translator_init(&view->translator, own_type(subject), subject->device, conversions(subject),
-                    translator_layout(own_type(subject), layout));
-    translator_use(&view->translator);
-    view->subject.type = &view->translator.front.type;
-    view->subject.translator = &view->translator;
+    layout_converter_init(&view->converter, own_type(subject), subject->device,
+                          conversions(subject), layout_converter_layout(own_type(subject), layout));
+    layout_converter_use(&view->converter);
+    view->subject.type = &view->converter.front.type;
+    view->subject.converter = &view->converter;
     view->subject.grid = &view->grid;
 }
 
 static void view_close(struct view *view)
 {
     grid_destroy(view->grid);
-    translator_use(view->before);
+    layout_converter_use(view->before);
 }
 
 /* Cases of a product over all layouts; *layout is that of case `index`, whose number among those of
@@ -289,7 +289,8 @@ static int32_t count_in_layouts(const struct check_subject *subject,
                                 const struct grid_choice *choices, int32_t index, uint32_t *layout)
 {
     int32_t all = 0;
-    for (uint32_t l = 0; translator_layout(own_type(subject), l) && conversions(subject); l++) {
+    for (uint32_t l = 0; layout_converter_layout(own_type(subject), l) && conversions(subject);
+         l++) {
         struct view view;
         view_open(&view, subject, l);
         int32_t count = numerics_count(&view.subject, choices);
@@ -479,7 +480,8 @@ static void run_round_trip(struct check_run *run)
         struct grid *grid = grid_of(&view.subject);
         if (numerics_spec(&each, grid, shapes, &spec, &options) && spec.kv_layout)
             for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++)
-                convert_role(&each, &spec, translator_layout(own_type(run->subject), l), role);
+                convert_role(&each, &spec, layout_converter_layout(own_type(run->subject), l),
+                             role);
         view_close(&view);
         run->code = each.code;
         memcpy(run->text, each.text, sizeof run->text);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/check/cases/translator.h"
+#include "host/check/cases/layout_converter.h"
 #include "host/check/cases/rig.h"
 #include "host/check/spy/watch.h"
 
@@ -47,14 +47,14 @@ static const char *object_of(const void *address)
 static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer,
                                    struct watch_report *report)
 {
-    bool translated = rig->subject->translator != NULL; /* whose copies are no business of ours */
-    if (translated)
-        translator_watch(find_begin(), find_end(), report);
+    bool converted = rig->subject->converter != NULL; /* whose copies are no business of ours */
+    if (converted)
+        layout_converter_watch(find_begin(), find_end(), report);
     else
         find_begin()();
     attn_status status = rig_forward(rig, metadata, batch, layer);
-    if (translated)
-        translator_watch(NULL, NULL, NULL);
+    if (converted)
+        layout_converter_watch(NULL, NULL, NULL);
     else
         find_end()(report);
     return status;

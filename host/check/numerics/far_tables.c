@@ -5,7 +5,7 @@
  * kv_indices and bytes of a mask lie so far apart, or so far from the beginning, that no 32 bits
  * count what lies between, in bytes or, where the ABI's own numbers allow it, in entries.
  *
- * As strider.h does it for operands: the case and its judgement know nothing of it.
+ * As restrided.h does it for operands: the case and its judgement know nothing of it.
  */
 #include "host/check/cases/far_pool.h"
 #include "host/check/cases/front.h"

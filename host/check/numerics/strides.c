@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * strides.c: operands with other strides: a generator over all roles of a forward. Each operand
- * alone, then all together, in both forms of strider.h; results are judged as usual.
+ * alone, then all together, in both forms of restrided.h; results are judged as usual.
  */
 #include "host/check/cases/kind.h"
-#include "host/check/cases/strider.h"
+#include "host/check/cases/restrided.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -14,27 +14,28 @@ enum { TEXT = 800 };
 /* ---- The generator --------------------------------------------------------------------------- */
 
 /* What is done to a case's operands. */
-typedef void (*move_operands)(struct kind_case *k, struct strider *strider);
+typedef void (*move_operands)(struct kind_case *k, struct restrided *restrided);
 
 /* Forwards with each operand moved by itself, then with all of them; the first one moves none, to
  * see which there are. The message begins with the operand's name. */
-static void move_each(struct kind_case *k, struct strider *strider)
+static void move_each(struct kind_case *k, struct restrided *restrided)
 {
-    for (int n = -1; n < (int)ATTN_ROLE_COUNT + STRIDER_FORMS; n++) {
+    for (int n = -1; n < (int)ATTN_ROLE_COUNT + RESTRIDED_FORMS; n++) {
         bool all = n >= (int)ATTN_ROLE_COUNT;
-        strider->roles = n < 0 ? 0 : all ? strider->given : strider->given & BIT(n);
-        strider->form = all ? (enum strider_form)(n - (int)ATTN_ROLE_COUNT) : STRIDER_TURNED;
-        if (n >= 0 && strider->roles == 0)
+        restrided->roles = n < 0 ? 0 : all ? restrided->given : restrided->given & BIT(n);
+        restrided->form = all ? (enum restrided_form)(n - (int)ATTN_ROLE_COUNT) : RESTRIDED_TURNED;
+        if (n >= 0 && restrided->roles == 0)
             continue;
-        check_note(k->run, "%s with other strides", strider_name(strider));
+        check_note(k->run, "%s with other strides", restrided_name(restrided));
         struct case_verdict verdict = {.good = true};
         char text[TEXT];
         kind_judge_into(k, &verdict);
         if (verdict.good)
             continue;
-        snprintf(text, sizeof text, "%s with other strides%s: %s", strider_name(strider),
-                 n >= 0 && strider->form == STRIDER_TURNED ? " and outer dimensions turned round"
-                                                           : "",
+        snprintf(text, sizeof text, "%s with other strides%s: %s", restrided_name(restrided),
+                 n >= 0 && restrided->form == RESTRIDED_TURNED
+                     ? " and outer dimensions turned round"
+                     : "",
                  verdict.text);
         kind_report(k, verdict.status, text);
         return;
@@ -44,27 +45,27 @@ static void move_each(struct kind_case *k, struct strider *strider)
 /* The same, one dimension at a time so far apart that no 32 bits count what lies between: on the
  * CPU all operands that have several there at once, and each alone where that fails, to name it; on
  * a GPU, which has to have the memory, each alone. */
-static void move_far(struct kind_case *k, struct strider *strider)
+static void move_far(struct kind_case *k, struct restrided *restrided)
 {
     struct case_verdict verdict = {.good = true};
     char text[TEXT];
-    bool on_cpu = strider->device->type == ATTN_DEVICE_CPU, alone = !on_cpu, failed = false;
-    strider->roles = 0;
-    strider->form = STRIDER_FAR;
+    bool on_cpu = restrided->device->type == ATTN_DEVICE_CPU, alone = !on_cpu, failed = false;
+    restrided->roles = 0;
+    restrided->form = RESTRIDED_FAR;
     if (!kind_judge(k))
         return;
     for (uint32_t d = 0; d + 1 < ATTN_MAX_DIMS; d++)
         for (int n = -1; n < (int)ATTN_ROLE_COUNT; n++) {
-            if (n < 0 ? alone : !(alone && strider->dims[n] >> d & 1))
+            if (n < 0 ? alone : !(alone && restrided->dims[n] >> d & 1))
                 continue;
-            strider->far_dim = d;
-            strider->roles = n < 0 ? strider->given : BIT(n);
-            check_note(k->run, "%s far apart along dimension %u", strider_name(strider), d);
+            restrided->far_dim = d;
+            restrided->roles = n < 0 ? restrided->given : BIT(n);
+            check_note(k->run, "%s far apart along dimension %u", restrided_name(restrided), d);
             kind_judge_into(k, &verdict);
             if (verdict.good)
                 continue;
             snprintf(text, sizeof text, "%s far apart along dimension %u: %s",
-                     strider_name(strider), d, verdict.text);
+                     restrided_name(restrided), d, verdict.text);
             if (n >= 0) {
                 kind_report(k, verdict.status, text);
                 return;
@@ -111,16 +112,16 @@ static void run_moved(struct check_run *run, move_operands move)
 {
     const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
     struct check_subject subject = *run->subject;
-    struct strider strider;
+    struct restrided restrided;
     struct kind_case k;
-    strider_init(&strider, subject.type, subject.device, run->seed);
-    subject.type = &strider.front.type;
+    restrided_init(&restrided, subject.type, subject.device, run->seed);
+    subject.type = &restrided.front.type;
     if (kind_find(&k, run) && may_move(&k) && kind_make(&k))
         k.session = kind_session(&k, &subject, &exactly);
     if (k.session)
-        move(&k, &strider);
+        move(&k, &restrided);
     kind_close(&k);
-    strider_finish(&strider);
+    restrided_finish(&restrided);
 }
 
 CHECK_RUN(strides, run_moved(run, move_each))

@@ -6,7 +6,7 @@
 #define HOST_CHECK_SUITE_CHILD_PRIVATE_H
 
 #include "host/plugin/process_state.h"
-#include "host/check/cases/translator.h"
+#include "host/check/cases/layout_converter.h"
 #include "host/check/check.h"
 #include "host/check/cases/process_resources.h"
 #include "host/check/suite/child.h"
@@ -22,9 +22,9 @@ struct child_subject {
     bool made;                   /* `outcome` and `error` say how it went */
     enum check_outcome outcome;  /* CHECK_GOOD, or why there is no subject */
     host_error error;
-    struct grid *grid;            /* of the numerics, kept between cases */
-    uint32_t linear_families;     /* the same of linear layers */
-    struct translator translator; /* of a backend without a KV layout of the ABI's */
+    struct grid *grid;                 /* of the numerics, kept between cases */
+    uint32_t linear_families;          /* the same of linear layers */
+    struct layout_converter converter; /* of a backend without a KV layout of the ABI's */
     struct check_subject view;
 };
 

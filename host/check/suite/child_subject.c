@@ -370,18 +370,18 @@ static enum check_outcome initialise(struct child_subject *subject)
 
 /* A backend that has KV layouts of a vendor's own alone is checked in the first of them, where the
  * plugin converts it. Graphs leave no room for that: on other devices the group PRIV does so. */
-static void translate(struct child_subject *subject)
+static void convert_layouts(struct child_subject *subject)
 {
     const attn_backend_type *type = subject->type;
-    const char *own = translator_layout(type, 0);
-    if (!own || translator_is_public(type) || subject->device->type != ATTN_DEVICE_CPU)
+    const char *own = layout_converter_layout(type, 0);
+    if (!own || layout_converter_is_public(type) || subject->device->type != ATTN_DEVICE_CPU)
         return;
-    const attn_layouts *layouts = translator_layouts(subject->node->type->plugin);
+    const attn_layouts *layouts = layout_converter_layouts(subject->node->type->plugin);
     if (!layouts)
         return;
-    translator_init(&subject->translator, type, subject->device, layouts, own);
-    subject->view.type = &subject->translator.front.type;
-    subject->view.translator = &subject->translator;
+    layout_converter_init(&subject->converter, type, subject->device, layouts, own);
+    subject->view.type = &subject->converter.front.type;
+    subject->view.converter = &subject->converter;
 }
 
 static void make(struct check_child *child, struct child_subject *subject, const char *device)
@@ -408,7 +408,7 @@ static void make(struct check_child *child, struct child_subject *subject, const
     subject->view.grid = &subject->grid;
     subject->linear_families = LINEAR_UNASKED;
     subject->view.linear_families = &subject->linear_families;
-    translate(subject);
+    convert_layouts(subject);
 }
 
 struct child_subject *child_subject(struct check_child *child, const char *backend,
@@ -420,7 +420,7 @@ struct child_subject *child_subject(struct check_child *child, const char *backe
             continue;
         if (!subject->made)
             make(child, subject, device);
-        translator_use(subject->view.translator ? &subject->translator : NULL);
+        layout_converter_use(subject->view.converter ? &subject->converter : NULL);
         return subject;
     }
     return NULL;

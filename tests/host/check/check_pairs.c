@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "host/check/cases/tally.h"
+#include "host/check/cases/service_counter.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "tests/host/check/pairs_case.h"
@@ -106,7 +106,7 @@ LOOP_OF(pairs, other_layouts_allocate_nothing, 0, 2)
         .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
     host_error error;
     struct compose_node *node;
-    struct tally tally;
+    struct service_counter counter;
     attn_instance *instance = NULL;
     host_error_init(&error);
     ck_assert_int_eq(attnhost_define_backend(host, "pair", "hybrid_phase", pairs, 2, &error.base),
@@ -116,13 +116,13 @@ LOOP_OF(pairs, other_layouts_allocate_nothing, 0, 2)
     ck_assert_uint_eq(verdict.supported, 0);
     ck_assert_uint_eq(reason.code, ATTN_REASON_KV_LAYOUT);
     ck_assert_str_eq(reason.child, _i == 0 ? "decode_hnd" : "example_rows");
-    tally_init(&tally, &node->services);
+    service_counter_init(&counter, &node->services);
     const attn_backend_type *type = node->type->type;
-    ck_assert_int_eq(
-        type->create(type, &problem, 1, &node->options->view, &tally.table, &instance, &error.base),
-        ATTN_UNSUPPORTED);
+    ck_assert_int_eq(type->create(type, &problem, 1, &node->options->view, &counter.table,
+                                  &instance, &error.base),
+                     ATTN_UNSUPPORTED);
     ck_assert_ptr_null(instance);
-    ck_assert_uint_eq(tally.num_allocations, 0);
+    ck_assert_uint_eq(counter.num_allocations, 0);
     ck_assert_uint_eq(error.base.field, ATTN_FIELD_KV_LAYOUT);
     compose_destroy(node);
 }

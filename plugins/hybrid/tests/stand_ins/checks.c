@@ -48,7 +48,7 @@ struct stand_scene *stand_make_scene(struct check_run *run, const struct stand_w
     scene->other = (int32_t)wishes->other;
     scene->reading = !wishes->measured && run->index % 6 == 0;
     scene->draw.seed = wishes->other ? mix_absorb(run->seed, wishes->other) : run->seed;
-    tally_init(&scene->tally, run->subject->services);
+    service_counter_init(&scene->counter, run->subject->services);
     scene->log = calloc(STAND_LOG, sizeof *scene->log);
     scene->spare = calloc(STAND_LOG, sizeof *scene->spare);
     scene->heap = aligned_alloc(256, STAND_HEAP);
@@ -519,8 +519,8 @@ static void life_end(struct life *life)
             stand_object(scene, "%d instances and %d metadata of %s are left",
                          scene->leaves[l].live, scene->leaves[l].live_metadata,
                          scene->leaves[l].name);
-    if (tally_left(&scene->tally))
-        stand_object(scene, "the composites leave %s", tally_left(&scene->tally));
+    if (service_counter_left(&scene->counter))
+        stand_object(scene, "the composites leave %s", service_counter_left(&scene->counter));
 }
 
 static bool life_begin(struct life *life, struct stand_scene *scene)

@@ -865,7 +865,7 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
 static const attn_services *given(void *ctx)
 {
     const struct stand_node *node = ctx;
-    return &node->scene->tally.table;
+    return &node->scene->counter.table;
 }
 
 static void log_message(void *ctx, uint32_t level, const char *message)
@@ -896,7 +896,7 @@ static const void *find_extension(void *ctx, const char *id)
 void stand_serve(struct stand_node *node)
 {
     node->services = (attn_services){.struct_size = sizeof node->services,
-                                     .num_workers = node->scene->tally.table.num_workers,
+                                     .num_workers = node->scene->counter.table.num_workers,
                                      .ctx = node,
                                      .log = log_message,
                                      .allocate = allocate,

@@ -22,7 +22,7 @@
 #include "host/check/check.h"
 #include "host/base/error.h"
 #include "host/check/cases/draw.h"
-#include "host/check/cases/tally.h"
+#include "host/check/cases/service_counter.h"
 #include "host/plugin/options.h"
 
 enum {
@@ -252,7 +252,7 @@ struct stand_args {
 struct stand_scene {
     struct check_run *run;
     struct draw draw;
-    struct tally tally; /* of the composites' own memory */
+    struct service_counter counter; /* of the composites' own memory */
     const attn_backend_type *types[STAND_TYPES];
 
     attn_layer group_layers[STAND_GROUPS][STAND_LAYERS];

@@ -1,20 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tally.h: a table of services around another one. It counts allocations and releases, and refuses
+ * service_counter.h: a table of services around another one. It counts allocations and releases, and refuses
  * memory on demand. It provides optional services that the other table lacks.
  */
-#ifndef HOST_CHECK_CASES_TALLY_H
-#define HOST_CHECK_CASES_TALLY_H
+#ifndef HOST_CHECK_CASES_SERVICE_COUNTER_H
+#define HOST_CHECK_CASES_SERVICE_COUNTER_H
 
 #include <stdbool.h>
 
 #include "attn_plugin.h"
 
 /* Slots that may be NULL. */
-enum tally_slot { TALLY_TRACE, TALLY_POLL_ERROR, TALLY_GET_EXTENSION, TALLY_SLOTS };
+enum service_counter_slot {
+    SERVICE_TRACE,
+    SERVICE_POLL_ERROR,
+    SERVICE_GET_EXTENSION,
+    SERVICE_SLOTS
+};
 
 /* Initialised in place and never copied; outlives the instances that were given its table. */
-struct tally {
+struct service_counter {
     attn_services table;
     const attn_services *inner;
     int64_t live[ATTN_SPACE_COUNT]; /* blocks that were taken and not given back */
@@ -26,15 +31,15 @@ struct tally {
     bool strange; /* a space, span or extension id that is none */
 };
 
-void tally_init(struct tally *tally, const attn_services *inner);
+void service_counter_init(struct service_counter *counter, const attn_services *inner);
 
 /* Take an optional service away. */
-void tally_hide(struct tally *tally, enum tally_slot slot);
+void service_counter_hide(struct service_counter *counter, enum service_counter_slot slot);
 
 /* From now on count from 0, and refuse allocation `refuse_at`. */
-void tally_restart(struct tally *tally, uint64_t refuse_at);
+void service_counter_restart(struct service_counter *counter, uint64_t refuse_at);
 
 /* NULL, or what was taken and not given back. */
-const char *tally_left(const struct tally *tally);
+const char *service_counter_left(const struct service_counter *counter);
 
-#endif /* HOST_CHECK_CASES_TALLY_H */
+#endif /* HOST_CHECK_CASES_SERVICE_COUNTER_H */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * translator.c: a wrapper that converts caches between layouts.
+ * layout_converter.c: a wrapper that converts caches between layouts.
  */
-#include "host/check/cases/translator.h"
+#include "host/check/cases/layout_converter.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 enum { CACHES = 2 };
 static const uint64_t most_bytes = (uint64_t)1 << 30; /* of a cache that is converted */
 
-static struct translator *current;
+static struct layout_converter *current;
 
 static struct {
     watch_begin_fn begin;
@@ -25,13 +25,13 @@ static struct {
 
 /* ---- What a plugin says ---------------------------------------------------------------------- */
 
-const attn_layouts *translator_layouts(const struct loader_plugin *plugin)
+const attn_layouts *layout_converter_layouts(const struct loader_plugin *plugin)
 {
     const attn_plugin *table = &plugin->table;
     return table->get_extension ? table->get_extension(ATTN_EXTENSION_LAYOUTS) : NULL;
 }
 
-const char *translator_layout(const attn_backend_type *type, uint32_t index)
+const char *layout_converter_layout(const attn_backend_type *type, uint32_t index)
 {
     for (uint32_t l = 0; l < type->num_layouts; l++)
         if (layouts_is_private(type->layouts[l]) && index-- == 0)
@@ -39,7 +39,7 @@ const char *translator_layout(const attn_backend_type *type, uint32_t index)
     return NULL;
 }
 
-bool translator_is_public(const attn_backend_type *type)
+bool layout_converter_is_public(const attn_backend_type *type)
 {
     for (uint32_t l = 0; l < type->num_layouts; l++)
         if (strncmp(type->layouts[l], "kv.", 3) == 0)
@@ -49,13 +49,13 @@ bool translator_is_public(const attn_backend_type *type)
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
-static const struct translator *translator_of(const attn_backend_type *type)
+static const struct layout_converter *layout_converter_of(const attn_backend_type *type)
 {
-    return (const struct translator *)(const void *)type;
+    return (const struct layout_converter *)(const void *)type;
 }
 
 /* The problem as the backend is asked it. */
-static attn_problem inside(const struct translator *translator, const attn_problem *problem)
+static attn_problem inside(const struct layout_converter *converter, const attn_problem *problem)
 {
     attn_problem own = {.struct_size = 0};
     size_t size = problem->struct_size < sizeof own ? problem->struct_size : sizeof own;
@@ -63,16 +63,16 @@ static attn_problem inside(const struct translator *translator, const attn_probl
     own.struct_size = (uint32_t)size;
     if (ATTN_HAS(&own, attn_problem, kv_layout) && own.kv_layout &&
         strcmp(own.kv_layout, ATTN_LAYOUT_KV_NHD) == 0)
-        own.kv_layout = translator->layout;
+        own.kv_layout = converter->layout;
     return own;
 }
 
 /* Its layout's name stands for kv.nhd/1. */
-static void rename_layout(const struct translator *translator, char *text, size_t size)
+static void rename_layout(const struct layout_converter *converter, char *text, size_t size)
 {
     char copy[2048];
-    char *at = strstr(text, translator->layout);
-    if (!at || snprintf(copy, sizeof copy, "%s", at + strlen(translator->layout)) < 0)
+    char *at = strstr(text, converter->layout);
+    if (!at || snprintf(copy, sizeof copy, "%s", at + strlen(converter->layout)) < 0)
         return;
     snprintf(at, size - (size_t)(at - text), "%s%s", ATTN_LAYOUT_KV_NHD, copy);
 }
@@ -81,9 +81,9 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
                          const attn_services *services, const attn_problem *problem,
                          attn_verdict *verdict, attn_error *error)
 {
-    const struct translator *translator = translator_of(type);
-    const attn_backend_type *inner = translator->front.inner;
-    attn_problem own = inside(translator, problem);
+    const struct layout_converter *converter = layout_converter_of(type);
+    const attn_backend_type *inner = converter->front.inner;
+    attn_problem own = inside(converter, problem);
     attn_status status = inner->query(inner, options, services, &own, verdict, error);
     uint32_t count = verdict->num_reasons < verdict->reasons_capacity ? verdict->num_reasons
                                                                       : verdict->reasons_capacity;
@@ -91,8 +91,8 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
         attn_reason *reason = (attn_reason *)(uintptr_t)attn_at(verdict->reasons, r);
         if (reason->field != ATTN_FIELD_KV_LAYOUT)
             continue;
-        rename_layout(translator, reason->got, sizeof reason->got);
-        rename_layout(translator, reason->accepted, sizeof reason->accepted);
+        rename_layout(converter, reason->got, sizeof reason->got);
+        rename_layout(converter, reason->accepted, sizeof reason->accepted);
     }
     return status;
 }
@@ -102,13 +102,13 @@ static attn_status create(const attn_backend_type *type, const attn_problem *pro
                           const attn_services *services, attn_instance **instance,
                           attn_error *error)
 {
-    const struct translator *translator = translator_of(type);
-    const attn_backend_type *inner = translator->front.inner;
+    const struct layout_converter *converter = layout_converter_of(type);
+    const attn_backend_type *inner = converter->front.inner;
     attn_problem *own = calloc(num_problems + 1u, sizeof *own);
     if (!own)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for problems");
     for (uint32_t p = 0; p < num_problems; p++) {
-        own[p] = inside(translator, attn_at(problems, p));
+        own[p] = inside(converter, attn_at(problems, p));
         own[p].struct_size = sizeof *own; /* the stride */
     }
     attn_status status =
@@ -140,7 +140,7 @@ static void point_to(attn_tensor *tensor, void *memory)
     tensor->byte_offset = 0;
 }
 
-static void release(const struct translator *t, struct cache *cache)
+static void release(const struct layout_converter *t, struct cache *cache)
 {
     if (!cache->given)
         return;
@@ -149,7 +149,8 @@ static void release(const struct translator *t, struct cache *cache)
     device_release(t->device, ATTN_SPACE_DEVICE, cache->memory);
 }
 
-static attn_status make_room(const struct translator *t, struct cache *cache, attn_error *error)
+static attn_status make_room(const struct layout_converter *t, struct cache *cache,
+                             attn_error *error)
 {
     cache->span = operand_span(cache->given);
     cache->own_span = operand_span(&cache->own);
@@ -180,7 +181,7 @@ static bool is_cache(const attn_tensor *tensor)
            attn_dtype_size(tensor->dtype) > 0;
 }
 
-static attn_status bring(const struct translator *t, struct cache *cache, attn_stream stream,
+static attn_status bring(const struct layout_converter *t, struct cache *cache, attn_stream stream,
                          attn_error *error)
 {
     cache->own = *cache->given;
@@ -199,8 +200,8 @@ static attn_status bring(const struct translator *t, struct cache *cache, attn_s
                              : status;
 }
 
-static attn_status bring_back(const struct translator *t, struct cache *cache, attn_stream stream,
-                              attn_error *error)
+static attn_status bring_back(const struct layout_converter *t, struct cache *cache,
+                              attn_stream stream, attn_error *error)
 {
     attn_status status = device_copy_wait(t->device, cache->own_image.data, cache->memory,
                                           cache->own_span, stream, error);
@@ -215,7 +216,7 @@ static attn_status bring_back(const struct translator *t, struct cache *cache, a
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-static attn_status call(const struct translator *t, bool decode, attn_metadata *metadata,
+static attn_status call(const struct layout_converter *t, bool decode, attn_metadata *metadata,
                         int32_t layer_id, const attn_forward_args *args, attn_stream stream,
                         attn_error *error)
 {
@@ -231,7 +232,7 @@ static attn_status call(const struct translator *t, bool decode, attn_metadata *
 static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_id,
                            const attn_forward_args *given, attn_stream stream, attn_error *error)
 {
-    const struct translator *t = current;
+    const struct layout_converter *t = current;
     struct cache caches[CACHES] = {{.role = ATTN_ROLE_K_CACHE}, {.role = ATTN_ROLE_V_CACHE}};
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args = {.struct_size = 0};
@@ -264,24 +265,25 @@ FRONT_FORWARDS
 
 /* ---- The backend ----------------------------------------------------------------------------- */
 
-void translator_init(struct translator *translator, const attn_backend_type *inner,
-                     const struct device *device, const attn_layouts *layouts, const char *layout)
+void layout_converter_init(struct layout_converter *converter, const attn_backend_type *inner,
+                           const struct device *device, const attn_layouts *layouts,
+                           const char *layout)
 {
-    *translator = (struct translator){.device = device, .layouts = layouts, .layout = layout};
-    front_init(&translator->front, inner);
-    translator->front.type.query = query;
-    translator->front.type.create = create;
-    FRONT_SET_FORWARDS(translator->front.ops, inner->ops);
+    *converter = (struct layout_converter){.device = device, .layouts = layouts, .layout = layout};
+    front_init(&converter->front, inner);
+    converter->front.type.query = query;
+    converter->front.type.create = create;
+    FRONT_SET_FORWARDS(converter->front.ops, inner->ops);
 }
 
-struct translator *translator_use(struct translator *translator)
+struct layout_converter *layout_converter_use(struct layout_converter *converter)
 {
-    struct translator *before = current;
-    current = translator;
+    struct layout_converter *before = current;
+    current = converter;
     return before;
 }
 
-void translator_watch(watch_begin_fn begin, watch_end_fn end, struct watch_report *report)
+void layout_converter_watch(watch_begin_fn begin, watch_end_fn end, struct watch_report *report)
 {
     watched.begin = begin;
     watched.end = end;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * strider.c: a wrapper that moves a forward's operands to other strides.
+ * restrided.c: a wrapper that moves a forward's operands to other strides.
  */
-#include "host/check/cases/strider.h"
+#include "host/check/cases/restrided.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 
 enum { LEAD = 256, TAIL = 256, POISON = 0xFF };
 
-static struct strider *current;
+static struct restrided *current;
 
 /* An operand that was copied elsewhere. */
 struct moved {
@@ -30,9 +30,9 @@ struct moved {
     bool is_far;    /* it has no image */
 };
 
-const char *strider_name(const struct strider *strider)
+const char *restrided_name(const struct restrided *restrided)
 {
-    uint32_t roles = strider->roles;
+    uint32_t roles = restrided->roles;
     if (roles == 0)
         return "no operand";
     return roles & (roles - 1) ? "all operands" : role_name(__builtin_ctz(roles));
@@ -40,27 +40,27 @@ const char *strider_name(const struct strider *strider)
 
 /* ---- Where it lies --------------------------------------------------------------------------- */
 
-static int64_t below(const struct strider *strider, uint32_t role, uint32_t what, int32_t count)
+static int64_t below(const struct restrided *restrided, uint32_t role, uint32_t what, int32_t count)
 {
-    return draw_at(mix_absorb(strider->seed, role), what, count);
+    return draw_at(mix_absorb(restrided->seed, role), what, count);
 }
 
 /* Any number of elements on a CPU; on a GPU what engines have, whole 16 bytes. */
-static int64_t gap_of(const struct strider *strider, uint32_t role, uint32_t d, uint32_t size)
+static int64_t gap_of(const struct restrided *restrided, uint32_t role, uint32_t d, uint32_t size)
 {
-    int64_t unit = strider->device->type == ATTN_DEVICE_CPU ? 1 : 16 / size;
-    return unit * (1 + below(strider, role, d, 7));
+    int64_t unit = restrided->device->type == ATTN_DEVICE_CPU ? 1 : 16 / size;
+    return unit * (1 + below(restrided, role, d, 7));
 }
 
 /* The innermost dimension stays so. */
-static void set_strides(const struct strider *strider, uint32_t role, attn_tensor *tensor)
+static void set_strides(const struct restrided *restrided, uint32_t role, attn_tensor *tensor)
 {
     uint32_t last = tensor->ndim - 1, size = attn_dtype_size(tensor->dtype);
     int64_t stride = tensor->shape[last];
     tensor->strides[last] = 1;
     for (uint32_t n = 0; n < last; n++) {
-        uint32_t d = strider->form == STRIDER_TURNED ? n : last - 1 - n;
-        stride += gap_of(strider, role, d, size);
+        uint32_t d = restrided->form == RESTRIDED_TURNED ? n : last - 1 - n;
+        stride += gap_of(restrided, role, d, size);
         tensor->strides[d] = stride;
         stride *= tensor->shape[d] > 0 ? tensor->shape[d] : 1;
     }
@@ -68,10 +68,10 @@ static void set_strides(const struct strider *strider, uint32_t role, attn_tenso
 
 /* Dense, but that the last vector of one dimension lies farther from the first than 32 bits count.
  */
-static void set_far_strides(const struct strider *strider, attn_tensor *tensor)
+static void set_far_strides(const struct restrided *restrided, attn_tensor *tensor)
 {
-    const uint32_t d = strider->far_dim;
-    int64_t stride = 1, distance = far_distance(strider->device, attn_dtype_size(tensor->dtype));
+    const uint32_t d = restrided->far_dim;
+    int64_t stride = 1, distance = far_distance(restrided->device, attn_dtype_size(tensor->dtype));
     for (uint32_t n = tensor->ndim; n-- > 0;)
         if (n != d) {
             tensor->strides[n] = stride;
@@ -82,12 +82,12 @@ static void set_far_strides(const struct strider *strider, attn_tensor *tensor)
 }
 
 /* On a CPU an operand is aligned to its element, and `data` by itself to nothing. */
-static void set_address(const struct strider *strider, uint32_t role, struct moved *m)
+static void set_address(const struct restrided *restrided, uint32_t role, struct moved *m)
 {
     uint32_t size = attn_dtype_size(m->to.dtype);
-    bool cpu = strider->device->type == ATTN_DEVICE_CPU;
-    uint64_t lead = cpu ? LEAD + size * (uint64_t)(1 + below(strider, role, 9, 15)) : LEAD;
-    uint64_t odd = cpu ? 1 + (uint64_t)below(strider, role, 10, 60) : 64;
+    bool cpu = restrided->device->type == ATTN_DEVICE_CPU;
+    uint64_t lead = cpu ? LEAD + size * (uint64_t)(1 + below(restrided, role, 9, 15)) : LEAD;
+    uint64_t odd = cpu ? 1 + (uint64_t)below(restrided, role, 10, 60) : 64;
     m->to.data = m->memory + odd;
     m->to.byte_offset = lead - odd;
     m->to.alignment = cpu ? size : 64;
@@ -105,7 +105,7 @@ static char *place(const struct moved *m, char *base, const attn_tensor *tensor,
 
 /* What copies to and from the device need. */
 struct passage {
-    const struct strider *strider;
+    const struct restrided *restrided;
     attn_stream stream;
     attn_status status;
     attn_error *error;
@@ -133,7 +133,7 @@ static void take(struct passage *passage, char *original, char *copy, size_t byt
 static void put_far(struct passage *passage, char *original, char *copy, size_t bytes)
 {
     if (passage->status == ATTN_OK)
-        passage->status = device_copy(passage->strider->device, copy, original, bytes,
+        passage->status = device_copy(passage->restrided->device, copy, original, bytes,
                                       passage->stream, passage->error);
 }
 
@@ -168,52 +168,52 @@ static char *first_byte(const attn_tensor *tensor)
     return (char *)tensor->data + tensor->byte_offset;
 }
 
-static void release(const struct strider *strider, struct moved *m)
+static void release(const struct restrided *restrided, struct moved *m)
 {
     free(m->original);
     free(m->image);
     if (m->is_far)
-        far_unmap(strider->device, m->memory, m->bytes);
+        far_unmap(restrided->device, m->memory, m->bytes);
     else
-        device_release(strider->device, ATTN_SPACE_DEVICE, m->memory);
+        device_release(restrided->device, ATTN_SPACE_DEVICE, m->memory);
     memset(m, 0, sizeof *m);
 }
 
-static attn_status allocate(const struct strider *strider, uint32_t role, struct moved *m,
+static attn_status allocate(const struct restrided *restrided, uint32_t role, struct moved *m,
                             attn_error *error)
 {
     m->original = malloc(m->span + 1);
     m->image = m->is_far ? NULL : malloc(m->bytes);
-    m->memory = m->is_far ? far_map(strider->device, m->bytes, FAR_ALIGNMENT)
-                          : device_allocate(strider->device, ATTN_SPACE_DEVICE, m->bytes, 256);
+    m->memory = m->is_far ? far_map(restrided->device, m->bytes, FAR_ALIGNMENT)
+                          : device_allocate(restrided->device, ATTN_SPACE_DEVICE, m->bytes, 256);
     if (m->original && (m->image || m->is_far) && m->memory)
         return ATTN_OK;
-    attn_status status = m->is_far && strider->device->type != ATTN_DEVICE_CPU
-                             ? device_exhausted(strider->device, ATTN_SPACE_DEVICE)
+    attn_status status = m->is_far && restrided->device->type != ATTN_DEVICE_CPU
+                             ? device_exhausted(restrided->device, ATTN_SPACE_DEVICE)
                              : ATTN_OUT_OF_HOST_MEMORY;
     uint64_t bytes = m->bytes;
-    release(strider, m);
+    release(restrided, m);
     return host_fail(error, status, "no memory for a copy of operand %s, of %llu bytes",
                      role_name(role), (unsigned long long)bytes);
 }
 
-static attn_status move(const struct strider *strider, uint32_t role, const attn_tensor *from,
+static attn_status move(const struct restrided *restrided, uint32_t role, const attn_tensor *from,
                         struct moved *m, attn_stream stream, attn_error *error)
 {
-    struct passage passage = {strider, stream, ATTN_OK, error};
-    *m = (struct moved){.from = from, .to = *from, .is_far = strider->form == STRIDER_FAR};
+    struct passage passage = {restrided, stream, ATTN_OK, error};
+    *m = (struct moved){.from = from, .to = *from, .is_far = restrided->form == RESTRIDED_FAR};
     if (m->is_far)
-        set_far_strides(strider, &m->to);
+        set_far_strides(restrided, &m->to);
     else
-        set_strides(strider, role, &m->to);
+        set_strides(restrided, role, &m->to);
     m->span = operand_span(from);
     m->bytes = 2 * LEAD + operand_span(&m->to) + TAIL;
-    attn_status status = allocate(strider, role, m, error);
+    attn_status status = allocate(restrided, role, m, error);
     if (status != ATTN_OK)
         return status;
-    set_address(strider, role, m);
+    set_address(restrided, role, m);
     status =
-        device_copy_wait(strider->device, m->original, first_byte(from), m->span, stream, error);
+        device_copy_wait(restrided->device, m->original, first_byte(from), m->span, stream, error);
     if (status != ATTN_OK)
         return status;
     if (m->is_far) {
@@ -222,22 +222,22 @@ static attn_status move(const struct strider *strider, uint32_t role, const attn
     }
     memset(m->image, POISON, m->bytes);
     each_vector(m, m->image, put, &passage);
-    return device_copy_wait(strider->device, m->memory, m->image, m->bytes, stream, error);
+    return device_copy_wait(restrided->device, m->memory, m->image, m->bytes, stream, error);
 }
 
 /* What was written goes to the original; what surrounds vectors must be poison still. */
-static attn_status move_back(const struct strider *strider, uint32_t role, struct moved *m,
+static attn_status move_back(const struct restrided *restrided, uint32_t role, struct moved *m,
                              attn_stream stream, attn_error *error)
 {
-    struct passage passage = {strider, stream, ATTN_OK, error};
-    attn_status status =
-        m->is_far ? device_synchronize(strider->device, stream, error)
-                  : device_copy_wait(strider->device, m->image, m->memory, m->bytes, stream, error);
+    struct passage passage = {restrided, stream, ATTN_OK, error};
+    attn_status status = m->is_far ? device_synchronize(restrided->device, stream, error)
+                                   : device_copy_wait(restrided->device, m->image, m->memory,
+                                                      m->bytes, stream, error);
     if (status != ATTN_OK)
         return status;
     each_vector(m, m->is_far ? m->memory : m->image, m->is_far ? take_far : take, &passage);
     status = m->is_far && passage.status == ATTN_OK
-                 ? device_synchronize(strider->device, stream, error)
+                 ? device_synchronize(restrided->device, stream, error)
                  : passage.status;
     for (uint64_t i = 0; status == ATTN_OK && m->image && i < m->bytes; i++)
         if ((uint8_t)m->image[i] != POISON)
@@ -246,7 +246,7 @@ static attn_status move_back(const struct strider *strider, uint32_t role, struc
                              "and was written to",
                              role_name(role),
                              (long long)((int64_t)i - (first_byte(&m->to) - m->memory)));
-    return status == ATTN_OK ? device_copy_wait(strider->device, first_byte(m->from), m->original,
+    return status == ATTN_OK ? device_copy_wait(restrided->device, first_byte(m->from), m->original,
                                                 m->span, stream, error)
                              : status;
 }
@@ -254,23 +254,23 @@ static attn_status move_back(const struct strider *strider, uint32_t role, struc
 /* ---- The backend ----------------------------------------------------------------------------- */
 
 /* Note of which outer dimensions the operand has several. */
-static void note_dims(struct strider *strider, uint32_t role, const attn_tensor *tensor)
+static void note_dims(struct restrided *restrided, uint32_t role, const attn_tensor *tensor)
 {
-    strider->given |= 1u << role;
+    restrided->given |= 1u << role;
     for (uint32_t d = 0; d + 1 < tensor->ndim; d++)
-        strider->dims[role] |= tensor->shape[d] > 1 ? 1u << d : 0;
+        restrided->dims[role] |= tensor->shape[d] > 1 ? 1u << d : 0;
 }
 
-static bool is_moved(const struct strider *strider, uint32_t role, const attn_tensor *tensor)
+static bool is_moved(const struct restrided *restrided, uint32_t role, const attn_tensor *tensor)
 {
-    bool several = strider->far_dim + 1 < tensor->ndim && tensor->shape[strider->far_dim] > 1;
-    return strider->roles >> role & 1 && (strider->form != STRIDER_FAR || several);
+    bool several = restrided->far_dim + 1 < tensor->ndim && tensor->shape[restrided->far_dim] > 1;
+    return restrided->roles >> role & 1 && (restrided->form != RESTRIDED_FAR || several);
 }
 
 static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_id,
                            const attn_forward_args *given, attn_stream stream, attn_error *error)
 {
-    struct strider *strider = current;
+    struct restrided *restrided = current;
     struct moved moved[ATTN_ROLE_COUNT] = {{0}};
     const attn_tensor *operands[ATTN_ROLE_COUNT];
     attn_forward_args args = *given;
@@ -280,36 +280,36 @@ static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_i
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         operands[role] = attn_operand(given, role);
         if (operands[role])
-            note_dims(strider, role, operands[role]);
-        if (status != ATTN_OK || !operands[role] || !is_moved(strider, role, operands[role]))
+            note_dims(restrided, role, operands[role]);
+        if (status != ATTN_OK || !operands[role] || !is_moved(restrided, role, operands[role]))
             continue;
-        status = move(strider, role, operands[role], &moved[role], stream, error);
+        status = move(restrided, role, operands[role], &moved[role], stream, error);
         operands[role] = &moved[role].to;
     }
     if (status == ATTN_OK)
-        status = front_forward(strider->front.inner->ops, decode, metadata, layer_id, &args, stream,
-                               error);
+        status = front_forward(restrided->front.inner->ops, decode, metadata, layer_id, &args,
+                               stream, error);
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         if (status == ATTN_OK && moved[role].from)
-            status = move_back(strider, role, &moved[role], stream, error);
-        release(strider, &moved[role]);
+            status = move_back(restrided, role, &moved[role], stream, error);
+        release(restrided, &moved[role]);
     }
     return status;
 }
 
 FRONT_FORWARDS
 
-void strider_init(struct strider *strider, const attn_backend_type *inner,
-                  const struct device *device, uint64_t seed)
+void restrided_init(struct restrided *restrided, const attn_backend_type *inner,
+                    const struct device *device, uint64_t seed)
 {
-    *strider = (struct strider){.device = device, .seed = mix_absorb(seed, LEAD)};
-    front_init(&strider->front, inner);
-    FRONT_SET_FORWARDS(strider->front.ops, inner->ops);
-    current = strider;
+    *restrided = (struct restrided){.device = device, .seed = mix_absorb(seed, LEAD)};
+    front_init(&restrided->front, inner);
+    FRONT_SET_FORWARDS(restrided->front.ops, inner->ops);
+    current = restrided;
 }
 
-void strider_finish(struct strider *strider)
+void restrided_finish(struct restrided *restrided)
 {
-    if (current == strider)
+    if (current == restrided)
         current = NULL;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * meddler.c: a child wrapper that alters answers.
+ * altered_child.c: a wrapper around one child, which alters its answers.
  */
-#include "host/check/composites/meddler.h"
+#include "host/check/composites/altered_child.h"
 #include "host/check/cases/front.h"
 
 #include <stdlib.h>
@@ -13,8 +13,8 @@
 /* Stands before each child's instance, as before its metadata. */
 struct attn_instance {
     attn_child inner;
-    struct meddler *meddler;
-    bool chosen;            /* the one that is meddled with */
+    struct altered_child *altered;
+    bool chosen;            /* the one that is altered */
     attn_backend_type type; /* a copy with `ops` */
     attn_backend_ops ops;   /* a copy: slots that are NULL stay so */
 };
@@ -25,20 +25,20 @@ struct attn_metadata {
     int32_t rows; /* of the batch that was planned last, padding aside */
 };
 
-static bool meddles(struct meddler *meddler, enum meddle what)
+static bool alters(struct altered_child *altered, enum alteration what)
 {
-    meddler->hits += meddler->what == what;
-    return meddler->what == what;
+    altered->hits += altered->what == what;
+    return altered->what == what;
 }
 
-static bool meddles_with(const attn_instance *instance, enum meddle what)
+static bool alters_instance(const attn_instance *instance, enum alteration what)
 {
-    return instance->chosen && meddles(instance->meddler, what);
+    return instance->chosen && alters(instance->altered, what);
 }
 
 static attn_status plant(attn_error *error)
 {
-    return host_fail(error, ATTN_INTERNAL, "%s", MEDDLER_WORDS);
+    return host_fail(error, ATTN_INTERNAL, "%s", ALTERED_WORDS);
 }
 
 /* ---- The child's slots ----------------------------------------------------------------------- */
@@ -48,7 +48,7 @@ static void destroy(attn_instance *instance)
     if (!instance)
         return;
     instance->inner.type->ops->destroy(instance->inner.instance);
-    instance->meddler->live--;
+    instance->altered->live--;
     free(instance);
 }
 
@@ -60,8 +60,8 @@ static attn_status prepare(attn_instance *instance, attn_progress progress, void
 
 static uint32_t index_forms(attn_instance *instance)
 {
-    if (meddles_with(instance, MEDDLE_INDEX_FORMS))
-        return (uint32_t)instance->meddler->value;
+    if (alters_instance(instance, ALTER_INDEX_FORMS))
+        return (uint32_t)instance->altered->value;
     return instance->inner.type->ops->index_forms(instance->inner.instance);
 }
 
@@ -69,12 +69,12 @@ static attn_status metadata_size(attn_instance *instance, uint32_t kind, const a
                                  attn_memory_size *size, attn_error *error)
 {
     const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA);
-    if (meddles_with(instance, MEDDLE_METADATA_SIZE))
+    if (alters_instance(instance, ALTER_METADATA_SIZE))
         return plant(error);
     attn_status status = instance->inner.type->ops->metadata_size(instance->inner.instance, kind,
                                                                   bounds, size, error);
-    if (status == ATTN_OK && meddles_with(instance, MEDDLE_SIZE))
-        size->size[region] += instance->meddler->value;
+    if (status == ATTN_OK && alters_instance(instance, ALTER_SIZE))
+        size->size[region] += instance->altered->value;
     return status;
 }
 
@@ -82,7 +82,7 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_metadata **metadata, attn_error *error)
 {
-    if (meddles_with(instance, MEDDLE_METADATA_CREATE))
+    if (alters_instance(instance, ALTER_METADATA_CREATE))
         return plant(error);
     attn_metadata *made = calloc(1, sizeof *made);
     if (!made)
@@ -94,14 +94,14 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind,
         *metadata = made;
     else
         free(made);
-    instance->meddler->live_metadata += status == ATTN_OK;
+    instance->altered->live_metadata += status == ATTN_OK;
     return status;
 }
 
 static attn_status plan(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
                         attn_error *error)
 {
-    if (meddles_with(metadata->instance, MEDDLE_PLAN))
+    if (alters_instance(metadata->instance, ALTER_PLAN))
         return plant(error);
     metadata->rows = batch->num_real_tokens;
     return metadata->instance->inner.type->ops->init_forward_metadata(metadata->inner, batch,
@@ -113,7 +113,7 @@ static void metadata_destroy(attn_metadata *metadata)
     if (!metadata)
         return;
     metadata->instance->inner.type->ops->metadata_destroy(metadata->inner);
-    metadata->instance->meddler->live_metadata--;
+    metadata->instance->altered->live_metadata--;
     free(metadata);
 }
 
@@ -122,9 +122,9 @@ static attn_status forward(bool decode, attn_metadata *metadata, int32_t layer_i
 {
     const attn_instance *instance = metadata->instance;
     const attn_backend_ops *ops = instance->inner.type->ops;
-    if (meddles_with(instance, MEDDLE_FORWARD))
+    if (alters_instance(instance, ALTER_FORWARD))
         return plant(error);
-    instance->meddler->rows += metadata->rows;
+    instance->altered->rows += metadata->rows;
     return front_forward(ops, decode, metadata->inner, layer_id, args, stream, error);
 }
 
@@ -137,7 +137,8 @@ static const void *get_extension(attn_instance *instance, const char *id)
     return instance->inner.type->ops->get_extension(instance->inner.instance, id);
 }
 
-static attn_status wrap(struct meddler *meddler, bool chosen, attn_child *child, attn_error *error)
+static attn_status wrap(struct altered_child *altered, bool chosen, attn_child *child,
+                        attn_error *error)
 {
     attn_instance *made = calloc(1, sizeof *made);
     if (!made) {
@@ -146,9 +147,9 @@ static attn_status wrap(struct meddler *meddler, bool chosen, attn_child *child,
     }
     const attn_backend_ops *ops = child->type->ops;
     made->inner = *child;
-    made->meddler = meddler;
+    made->altered = altered;
     made->chosen = chosen;
-    meddler->live++;
+    altered->live++;
     made->type = *child->type;
     made->type.ops = &made->ops;
     made->ops = (attn_backend_ops){
@@ -181,7 +182,7 @@ static void refuse(attn_verdict *verdict)
     attn_reason planted = {.struct_size = size,
                            .code = ATTN_REASON_HEAD_DIM,
                            .field = ATTN_FIELD_HEAD_DIM,
-                           .got = MEDDLER_WORDS,
+                           .got = ALTERED_WORDS,
                            .accepted = "nothing"};
     memcpy(reason, &planted, size < sizeof planted ? size : sizeof planted);
 }
@@ -189,39 +190,39 @@ static void refuse(attn_verdict *verdict)
 static attn_status child_query(void *ctx, const char *name, const attn_problem *problem,
                                attn_verdict *verdict, attn_error *error)
 {
-    struct meddler *meddler = ctx; /* its tally comes first */
-    const attn_services *inner = meddler->tally.inner;
+    struct altered_child *altered = ctx; /* its counter comes first */
+    const attn_services *inner = altered->counter.inner;
     attn_status status = inner->child_query(inner->ctx, name, problem, verdict, error);
-    if (status != ATTN_OK || strcmp(name, meddler->child) != 0 || !verdict->supported)
+    if (status != ATTN_OK || strcmp(name, altered->child) != 0 || !verdict->supported)
         return status;
-    if (meddles(meddler, MEDDLE_REFUSE))
+    if (alters(altered, ALTER_REFUSE))
         refuse(verdict);
-    else if (meddles(meddler, MEDDLE_GRAPH_LEVEL))
+    else if (alters(altered, ALTER_GRAPH_LEVEL))
         verdict->graph_level =
-            verdict->graph_level < meddler->value ? verdict->graph_level : (uint32_t)meddler->value;
-    else if (meddles(meddler, MEDDLE_NOTES))
-        verdict->notes &= ~(uint32_t)meddler->value;
+            verdict->graph_level < altered->value ? verdict->graph_level : (uint32_t)altered->value;
+    else if (alters(altered, ALTER_NOTES))
+        verdict->notes &= ~(uint32_t)altered->value;
     return status;
 }
 
 static attn_status child_create(void *ctx, const char *name, const attn_problem *problems,
                                 uint32_t num_problems, attn_child *child, attn_error *error)
 {
-    struct meddler *meddler = ctx;
-    const attn_services *inner = meddler->tally.inner;
-    bool chosen = strcmp(name, meddler->child) == 0;
-    if (chosen && meddles(meddler, MEDDLE_CREATE))
-        return host_fail(error, ATTN_CHILD_FAILED, "%s: %s", name, MEDDLER_WORDS);
+    struct altered_child *altered = ctx;
+    const attn_services *inner = altered->counter.inner;
+    bool chosen = strcmp(name, altered->child) == 0;
+    if (chosen && alters(altered, ALTER_CREATE))
+        return host_fail(error, ATTN_CHILD_FAILED, "%s: %s", name, ALTERED_WORDS);
     attn_status status =
         inner->child_create(inner->ctx, name, problems, num_problems, child, error);
-    return status == ATTN_OK ? wrap(meddler, chosen, child, error) : status;
+    return status == ATTN_OK ? wrap(altered, chosen, child, error) : status;
 }
 
-void meddler_init(struct meddler *meddler, const attn_services *inner, const char *child,
-                  enum meddle what, uint64_t value)
+void altered_child_init(struct altered_child *altered, const attn_services *inner,
+                        const char *child, enum alteration what, uint64_t value)
 {
-    *meddler = (struct meddler){.child = child, .what = what, .value = value};
-    tally_init(&meddler->tally, inner);
-    meddler->tally.table.child_query = child_query;
-    meddler->tally.table.child_create = child_create;
+    *altered = (struct altered_child){.child = child, .what = what, .value = value};
+    service_counter_init(&altered->counter, inner);
+    altered->counter.table.child_query = child_query;
+    altered->counter.table.child_create = child_create;
 }

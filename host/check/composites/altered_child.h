@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * altered_child.h: services of a composite that change what one of its children answers, so that it
+ * shows whether the composite passes that on.
+ */
+#ifndef HOST_CHECK_COMPOSITES_ALTERED_CHILD_H
+#define HOST_CHECK_COMPOSITES_ALTERED_CHILD_H
+
+#include <stdbool.h>
+
+#include "attn_plugin.h"
+#include "host/check/cases/service_counter.h"
+
+/* What is done to the child. */
+enum alteration {
+    ALTER_NOT,
+    ALTER_REFUSE,      /* its query says no */
+    ALTER_GRAPH_LEVEL, /* its query says `value` at most */
+    ALTER_NOTES,       /* its query lacks the notes `value` */
+    ALTER_INDEX_FORMS, /* it asks for the forms `value` */
+    ALTER_SIZE,        /* it asks for `value` bytes of HOST METADATA at least */
+    ALTER_CREATE,      /* these calls fail, from here on */
+    ALTER_METADATA_SIZE,
+    ALTER_METADATA_CREATE,
+    ALTER_PLAN,
+    ALTER_FORWARD
+};
+
+/* What a call that fails says, after the child's name where the host puts that. */
+#define ALTERED_WORDS "planted by the check"
+
+/* Initialised in place and never copied; outlives the instances that were given its table. */
+struct altered_child {
+    struct service_counter
+        counter;       /* whose table a composite is given, and which counts what it takes */
+    const char *child; /* the name of the one that is altered */
+    enum alteration what;
+    uint64_t value;
+    int hits; /* times that it was done */
+    int live; /* instances of all children that were not destroyed */
+    int live_metadata;
+    int64_t rows; /* of sequences, in all forwards of all children */
+};
+
+void altered_child_init(struct altered_child *altered, const attn_services *inner,
+                        const char *child, enum alteration what, uint64_t value);
+
+#endif /* HOST_CHECK_COMPOSITES_ALTERED_CHILD_H */
