@@ -103,11 +103,11 @@ int main(int argc, char **argv)
     bool help = strcmp(argv[1], "help") == 0;
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || (help && argc == 2)) {
         print_help(stdout);
-        return EXIT_GOOD;
+        return warden_end("attnhost", EXIT_GOOD);
     }
     if (strcmp(argv[1], "--version") == 0 || strcmp(argv[1], "-V") == 0) {
         printf("attnhost %s, plugin ABI %u.%u\n", ATTNHOST_VERSION, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
-        return EXIT_GOOD;
+        return warden_end("attnhost", EXIT_GOOD);
     }
     const char *name = help ? argv[2] : argv[1];
     const struct command *command = find_command(name);

@@ -321,6 +321,10 @@ for call in dlopen query forward task; do
 done
 ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: No space left" -- \
     sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
+for option in -V --help; do
+    ends 5 "a full disk is an error of $option" nowhere:exit "attnhost: stdout cannot be written: No space left" -- \
+        sh -c '"$1" "$2" >/dev/full' sh "$command" $option
+done
 
 # ---- Failures of verification --------------------------------------------------------------------
 
