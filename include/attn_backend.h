@@ -118,8 +118,7 @@ typedef struct attn_backend_ops {
 
     /* Make metadata in memory the caller owns. BUFFER_TOO_SMALL if a region is smaller than
      * metadata_size reports, INVALID_ARGUMENT if one is misaligned. *metadata is set only on
-     * success.
-     * [instance-thread & !capturing] */
+     * success. [instance-thread & !capturing] */
     attn_status (*metadata_create)(attn_instance *instance, uint32_t kind,
                                    const attn_bounds *bounds, const attn_memory *memory,
                                    attn_metadata **metadata, attn_error *error);

@@ -2,9 +2,9 @@
  *
  * guard.h: the plugin call that this thread is in.
  *
- * Every call of a plugin's code stands between guard_enter() and guard_leave(), so that whoever
- * ends the process there, by exit() or by a crash, can be named (cmd/warden.h does), and what the
- * call changed around it is found and undone:
+ * Every call of a plugin's code stands between guard_enter() and guard_leave(), so that a plugin
+ * that ends the process there, by exit() or by a crash, can be named (cmd/warden.h does), and what
+ * the call changed in the process is found and undone:
  *
  *   after every call            rounding and denormals
  *   after those outside a step  all of the FPU's control word, and what guard_watch looks at: that

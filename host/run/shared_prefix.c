@@ -146,8 +146,8 @@ static void add_run(struct shared_prefix_level *level, int32_t first, int32_t en
     level->seq_indptr[level->num_runs] = end;
 }
 
-/* Runs of level `l` within [first, end), where all share `len` keys; *block is the first of the
- * blocks that are not behind. */
+/* Runs of level `l` within [first, end), where all share `len` keys; *block is the first block that
+ * does not end before them. */
 static void write_runs(struct shared_prefix *shared, int l, int32_t first, int32_t end, int32_t len,
                        int32_t *block)
 {

@@ -9,11 +9,11 @@
  *
  * The truth never rounds a state. The naive form, which says how far a row may be off, does so
  * exactly where the run stored the one that the row goes on from: verify_sequence.stored. That is
- * behind the last row of each step, whatever its budget of tokens left to the request, and behind
- * snapshots that it or the request that made the prefix began from. Roundings are no matter of how
- * many alone: one at another place than the run's is another draw, and where the run has one and
- * the naive form none, outputs in bf16 differ by several times their own rounding. (States in fp32
- * lose nothing when they are stored.)
+ * after the last row of each step, and after the snapshots from which this request, or the request
+ * that made the prefix, began. The places count, not only the number of roundings: a rounding at
+ * another row gives other digits, and if the run rounds where the naive form does not, outputs in
+ * bf16 differ by several times their own rounding. (States in fp32 lose nothing when they are
+ * stored.)
  */
 #ifndef HOST_VERIFY_LINEAR_H
 #define HOST_VERIFY_LINEAR_H

@@ -88,11 +88,11 @@ static attn_status find_rows(attn_metadata *metadata, const plan_source *from, i
 {
     sequence->first_row = from->indptr ? from->indptr[s] : s;
     sequence->num_rows = from->indptr ? from->indptr[s + 1] - from->indptr[s] : 1;
-    int64_t behind = (int64_t)sequence->first_row + sequence->num_rows;
+    int64_t end = (int64_t)sequence->first_row + sequence->num_rows;
     if (sequence->num_rows < 0 || sequence->first_row < metadata->first_row ||
-        behind > metadata->row_end)
+        end > metadata->row_end)
         return FAIL(error, "sequence %d has rows %d..%lld: accepted within %d..%d", s,
-                    sequence->first_row, (long long)behind - 1, metadata->first_row,
+                    sequence->first_row, (long long)end - 1, metadata->first_row,
                     metadata->row_end - 1);
     return attn_util_check_count("queries of a sequence", sequence->num_rows,
                                  metadata->bounds.max_q_len, ATTN_FIELD_MAX_Q_LEN, error);

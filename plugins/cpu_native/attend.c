@@ -103,7 +103,7 @@ static void store_output(const layer_call *call, const float *acc, float factor,
         ((uint8_t *)to)[d] = f32_to_fp8(x[d] / call->out_scale, group->fp8_out);
 }
 
-/* Output and LSE of a row, from what its keys came to: the sink joins, then all is divided. */
+/* Output and LSE of a row from the sums over its keys: the sink is added, then the output is divided by the sum. */
 static void write_row(const layer_call *call, int32_t row, int32_t head, const float *acc,
                       float max, float sum)
 {
@@ -451,7 +451,7 @@ static void swap(float **a, float **b)
     *b = kept;
 }
 
-/* The first split is what all have come to so far: merged with nothing it would be the same. */
+/* The first split becomes the merged result: a merge with nothing would not change it. */
 static void keep_split(worker_scratch *w)
 {
     swap(&w->out, &w->block.acc);

@@ -165,8 +165,8 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
 
 /* The sequences of a MIXED batch that decode, if they have few rows. What a graph has baked in must
  * do for any number of them; and where a call may be the library's as a whole, with keys that are
- * not saved or in small pages, the library's one plan is of the whole batch. Of codes the library
- * has no part: q comes to it as bf16. */
+ * not saved or in small pages, the library's one plan is of the whole batch. The library has no
+ * part of a batch with fp8 queries: it reads q as bf16. */
 static fi_part find_decodes(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codes.c: queries, and new keys and values, of e4m3. The library reads 16 bits, so what it serves
- * (DECODE, few queries, masks, whatever the forward kernel of codes does not) comes to it as bf16:
+ * codes.c: queries, and new keys and values, of e4m3. The library reads 16 bits, so these are
+ * converted to bf16 for all that it serves (DECODE, few queries, masks, and what the forward kernel
+ * for fp8 does not):
  *
  *   fa3_store_scales   scales that the host has
  *   fa3_widen          q * scale as bf16; new keys and values as the cache's codes stand for them,
  *                      which round to these codes again
  *
- * Before the forward kernel of codes stands
+ * Before the forward kernel for fp8 runs
  *
  *   fa3_turn_values    the cache's values along the keys (kernels/turn.cuh)
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * instance.c: an instance is the library's, with groups and modules of the plugin's own behind
- * it. Kernels are loaded with create: there is nothing to prepare.
+ * instance.c: the library's instance, followed by the plugin's own groups and modules. create loads
+ * the kernels, so there is nothing to prepare.
  */
 #include "plugins/fa3_like/fa3_like.h"
 

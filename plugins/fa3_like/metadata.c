@@ -3,13 +3,13 @@
  * metadata.c: memory for batches within bounds, and a batch: checked here, planned on the device.
  *
  * Lengths, pages and row numbers stay where the batch has them, in device arrays that the kernels
- * read. What is made of them, the list of tiles, is made on the device too, by one small kernel for
- * each layer group when a batch is planned: nothing is waited for, host arrays are not needed, and
- * a graph that is replayed finds the new list at the old address. Host arrays, where they are
- * given, tell that all keys are new, so that they are read as they came, and of codes how many rows
- * are named. A group whose batch is not for tiles is planned by the library.
+ * read. One small kernel for each layer group makes the list of tiles of them when a batch is
+ * planned: nothing is waited for, host arrays are not needed, and a graph that is replayed finds the
+ * new list at the old address. Host arrays, if given, show that all keys are new, which are then
+ * read from the arguments; of fp8 queries, how many rows are in q_indptr. A group whose batch is not
+ * for tiles is planned by the library.
  *
- * In each region what is the plugin's own lies behind what is the library's.
+ * In each region the plugin's own part follows the library's.
  */
 #include "plugins/fa3_like/fa3_like.h"
 

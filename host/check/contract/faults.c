@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * faults.c: forwards that are wrong in one thing, of any kind of layer: each fails with the status that is meant for it,
- * and the next one, with nothing wrong, is computed as ever.
+ * faults.c: forwards with one fault, of any kind of layer. Each fails with the status of its rule, and the next one,
+ * without a fault, is right.
  */
 #include "host/check/cases/kind.h"
 
@@ -129,7 +129,7 @@ static void try_fault(struct kind_case *k, int which, uint32_t role)
 }
 
 /* Where nothing is computed it is enough that the forward succeeds. */
-static void try_as_ever(struct kind_case *k)
+static void try_without_fault(struct kind_case *k)
 {
     host_error error;
     host_error_init(&error);
@@ -151,7 +151,7 @@ static void try_faults(struct check_run *run, int first, int last)
             if (!faults[which].of || kind_operand(&k, role) & faults[which].of)
                 try_fault(&k, which, role);
     if (k.session && run->code == CHECK_PASS)
-        try_as_ever(&k);
+        try_without_fault(&k);
     kind_close(&k);
 }
 
@@ -213,11 +213,10 @@ const struct check check_faults[] = {
     KIND_ROW("ERR-05", "chosen_roles", roles, CHECK_NEEDS_COMPUTE,
              "a missing operand of a sparse layer is named",
              SPARSE_CASES(CHOICE_GIVEN, BOTH_PHASES)),
-    KIND_ROW(
-        "ERR-05", "sparse_roles", roles, CHECK_NEEDS_COMPUTE,
-        "an operand of a sparse layer over latents is named that is missing, unsaved or narrow",
-        LATENT_VARIED(keep_logits, 1, MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL),
-                      {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, BOTH_PHASES)),
+    KIND_ROW("ERR-05", "sparse_roles", roles, CHECK_NEEDS_COMPUTE,
+             "a missing, unsaved or narrow operand of a sparse layer over latents is named",
+             LATENT_VARIED(keep_logits, 1, MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL),
+                           {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, BOTH_PHASES)),
     KIND_ROW("PURE-02", "sparse_read_only", read_only, CHECK_NEEDS_COMPUTE,
              "a read-only operand that a sparse layer's call would write is INVALID_ARGUMENT",
              SPARSE_LATENT_CASES(BOTH_PHASES)),

@@ -293,7 +293,7 @@ const struct check check_life[] = {
      NULL},
     {"LIFE-04", "create_unsupported", "create of a problem that query refuses fails without a leak",
      0, NULL, check_leak_unsupported, NULL},
-    {"LIFE-04", "create_layer_ids", "create that refuses layer ids does not leak", 0, NULL,
+    {"LIFE-04", "create_layer_ids", "a create that refuses layer ids does not leak", 0, NULL,
      check_leak_layer_ids, NULL},
     {"LIFE-04", "metadata_without_memory", "metadata_create fails without a leak", 0, NULL,
      check_leak_metadata_create, NULL},

@@ -196,7 +196,7 @@ const struct check check_num[] = {
                       {AXIS_LENGTHS, BIT(LENGTHS_EMPTY) | BIT(LENGTHS_SPLITS) | BIT(LENGTHS_ROWS)},
                       PLAIN_AND_QUANTISED)),
     CHECK_ROW("MEAN-08", positionless, NULL, 0,
-              "query of cross attention with a feature that needs positions is INVALID_ARGUMENT"),
+              "query is INVALID_ARGUMENT for cross attention with a feature that needs positions"),
     JUDGED_ROW("MEAN-09", scores, "the score is scaled, biased by ALiBi, then capped",
                SOFTMAX_CASES({AXIS_CAP, ALL}, {AXIS_SCALE, ALL}, {AXIS_ALIBI, ALL}, BOTH_PHASES,
                              {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})),

@@ -243,7 +243,7 @@ const struct check check_borders[] = {
     ALL_KIND_ROWS("CAPS-03", beyond, 0,
                   "create refuses the first value beyond each axis's range, as query does",
                   SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
-    ALL_KIND_ROWS("WORK-02", climb, 0, "no region becomes smaller at any size of any bound",
+    ALL_KIND_ROWS("WORK-02", climb, 0, "no region becomes smaller at any step of any bound",
                   SOFTMAX(1), LATENT(1), LINEAR(1)),
     {.rule = NULL},
 };

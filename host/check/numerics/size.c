@@ -258,11 +258,12 @@ const struct check check_size[] = {
                               {AXIS_OUT, BIT(0) | BIT(1)}),
                 SMALL_VARIED(make_high_sinks, 1, {AXIS_SINK, BIT(SINK_GIVEN)}, BOTH_PHASES,
                              {AXIS_LSE, ALL})),
-    JUDGED_ROWS(
-        "CAPT-04", spare_rows, "rows after q_indptr[S] are padding: finite, nothing else changes",
-        SOFTMAX_SMALL(make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS},
-                      {AXIS_LSE, ALL}, {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)}),
-        SMALL_VARIED(make_spare_rows, 4, {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL})),
+    JUDGED_ROWS("CAPT-04", spare_rows,
+                "rows after q_indptr[S] are padding: they are finite and change nothing else",
+                SOFTMAX_SMALL(make_spare_rows, 4, {AXIS_TYPE, ALL}, {AXIS_MODE, SEVERAL_ROWS},
+                              {AXIS_LSE, ALL},
+                              {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)}),
+                SMALL_VARIED(make_spare_rows, 4, {AXIS_MODE, SEVERAL_ROWS}, {AXIS_LSE, ALL})),
     {.rule = NULL},
 };
 

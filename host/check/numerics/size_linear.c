@@ -222,7 +222,7 @@ const struct check check_size_linear[] = {
     KIND_ROW("KV-09", "linear_far_slots", far_slots, CHECK_NEEDS_COMPUTE,
              "state slots may be more than 4 GiB apart", LINEAR_CASES(make_far_slots, MODES)),
     JUDGED_ROW("KV-09", linear_spare_rows,
-               "rows after q_indptr[S] are padding: finite, nothing else changes",
+               "rows after q_indptr[S] are padding: they are finite and change nothing else",
                LINEAR_CASES(make_spare_rows, 2)),
     {.rule = NULL},
 };

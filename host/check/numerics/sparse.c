@@ -60,7 +60,8 @@ const struct check check_sparse[] = {
                              BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
                              {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY)})),
     JUDGED_ROW("MEAN-24", sparse_waves,
-               "an indexer has more rows than there is room for their logits, or multiprocessors",
+               "an indexer may have more rows than multiprocessors, or than there is room for "
+               "their logits",
                LATENT_VARIED(make_waves, 2, MLA_ABSORBED, MLA_LATENT,
                              BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), TWO_LABELS,
                              {AXIS_MODE, BIT(MODE_DECODE) | BIT(MODE_VERIFY) | BIT(MODE_EXTEND)})),
@@ -94,9 +95,10 @@ const struct check check_sparse[] = {
         "KV-08", sparse_index_forms, "each form of KV indices gives the same choice and result",
         LATENT_CASES(MLA_ABSORBED, MLA_LATENT, BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL), {AXIS_FORM, ALL},
                      {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, BOTH_PHASES)),
-    JUDGED_ROW("STRUCT-10", sparse_places,
-               "operands of an indexer are as aligned as the problem promises",
-               LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, THREE_DIMS, INDEXERS, {AXIS_PLACE, ALL},
-                            BOTH_PHASES)),
+    JUDGED_ROW(
+        "STRUCT-10", sparse_places,
+        "results are right for operands of an indexer with exactly the alignment of the problem",
+        LATENT_CASES(MLA_ABSORBED, BOTH_LAYOUTS, THREE_DIMS, INDEXERS, {AXIS_PLACE, ALL},
+                     BOTH_PHASES)),
     {.rule = NULL},
 };

@@ -2,8 +2,8 @@
  *
  * shards.h: cases side by side. Copies of this process, made before it opens a sandbox, each have a
  * sandbox of their own and take every n-th case; what they found comes back in shared memory. The
- * suite then goes through all cases as ever, and takes what was found instead of running it. A case
- * that no shard answered is run then, as are those that are CHECK_ALONE.
+ * suite then goes through all cases in their order, and takes a shard's result instead of running a
+ * case. It runs those that no shard answered, and those that are CHECK_ALONE.
  */
 #ifndef HOST_CHECK_SUITE_SHARDS_H
 #define HOST_CHECK_SUITE_SHARDS_H

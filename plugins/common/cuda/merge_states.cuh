@@ -4,7 +4,7 @@
  * alike.
  *
  * A state is an output vector, normalised, and the natural logarithm of its denominator. One whose
- * LSE is -inf is empty: its output is not read into the sum, be it NaN. All empty: output 0, LSE
+ * LSE is -inf is empty: its output, which may be NaN, is not added. All empty: output 0, LSE
  * -inf. Sums are fp32, in the order of the states; a state's weight is its own function below, so
  * that the processor and a GPU give the same bits. Weights below e^-87 are 0.
  */

@@ -3,9 +3,9 @@
  * save_rows.cuh: new keys and values into a cache of their own type, or into one of codes, by all
  * blocks of a grid, where both begin at multiples of 16 bytes.
  *
- *   thread    0  1  2 ...  one has a piece of 16 bytes of a head's key or value, of every token
- * that token 0   K0 K0 K0 ... V0 V0 ... K1 ...        it comes to, some neighbours at a time
- *   token 1   K0 K0 K0 ... V0 V0 ... K1 ...
+ *   thread    0  1  2 ...                     each has a piece of 16 bytes of a head's key or
+ *   token 0   K0 K0 K0 ... V0 V0 ... K1 ...   value, and copies it for every token of its block,
+ *   token 1   K0 K0 K0 ... V0 V0 ... K1 ...   some neighbouring tokens at a time
  *
  * So all lanes copy, neighbours copy neighbours, and where a piece lies in its head is worked out
  * once. Where a token has fewer pieces than a block has threads, several tokens go side by side.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * batch.h: what the kernels beside the forward kernel are told, and what a plan is. Plain C, the
- * same for the host and for the device.
+ * batch.h: the plan of a batch, and the parameters of the kernels that prepare the forward kernel's
+ * work. Plain C, the same for the host and for the device.
  *
  *   fa3_plan_batch   once a batch and layer group: which tiles there are, and which sequences are
  *                    not for tiles

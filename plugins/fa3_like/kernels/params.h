@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * params.h: what a launch of a forward kernel is told. Plain C, the same for the host and for the
+ * params.h: the parameters of a forward kernel. Plain C, the same for the host and for the
  * device: members of fixed width, the wide ones first, no gaps. It travels by value as a kernel's
  * one parameter, so that the copy engine can read the tensor maps where they lie.
  */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cu: the kernels beside the forward kernel. What they do is told in batch.h, plan.cuh,
- * rows.cuh.
+ * rows.cu: the kernels that prepare the forward kernel's work, as batch.h, plan.cuh and rows.cuh
+ * describe it.
  *
  *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets
  *                   by their keys

@@ -44,8 +44,8 @@ fanout_limits fanout_limits_of(const attn_bounds *bounds);
 /* Add the part of a batch for other layers. */
 void fanout_limits_add(fanout_limits *limits, const fanout_limits *other);
 
-/* What of `bounds` can come to layers with `limits`; 0 = nothing. What is beyond the limits of all
- * layers stays in: children refuse it. */
+/* The part of `bounds` that layers with `limits` can receive; 0 = nothing. What exceeds the limits of
+ * all layers is kept: children refuse it. */
 int fanout_limit_bounds(const fanout_limits *limits, const fanout_limits *all,
                         const attn_bounds *bounds, attn_bounds *limited);
 

@@ -264,7 +264,7 @@ take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_SLICE / 16][4], float (
 
 /* ---- A group --------------------------------------------------------------------------------- */
 
-/* What rows lane / 4 and that + 8 of a warp have come to. */
+/* Running maximum and sum of rows lane / 4 and lane / 4 + 8 of a warp. */
 struct sums {
     float most[2]; /* in units of log 2 */
     float sum[2];  /* this lane's part */

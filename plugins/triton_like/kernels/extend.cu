@@ -200,7 +200,7 @@ __device__ __forceinline__ void widen_rows(char *to, const char *from)
 
 /* ---- A tile ---------------------------------------------------------------------------------- */
 
-/* What a warp's rows have come to. */
+/* Running maximum and sum of a warp's rows. */
 struct sums {
     float most[ROW_TILES][2]; /* in units of log 2 */
     float sum[ROW_TILES][2];  /* this lane's part */

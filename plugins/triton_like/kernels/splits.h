@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * splits.h: how the keys of a row tile are shared out to blocks. Included by the plugin and by its
- * kernels, so that both say the same. A function of the keys' number and two options alone: what a
- * row comes to does not depend on its batch.
+ * splits.h: how the keys of a row tile are divided among blocks. Included by the plugin and by its
+ * kernels, so that both agree. A function of the number of keys and two options alone, so that a
+ * row's result does not depend on its batch.
  */
 #ifndef TRITON_LIKE_SPLITS_H
 #define TRITON_LIKE_SPLITS_H
