@@ -146,8 +146,6 @@ struct config_model {
 
 enum { CONFIG_SPECULATIVE_PREFILL = 0, CONFIG_SPECULATIVE_DECODE = 1 };
 
-enum { CONFIG_WRAP_VALIDATE = 0, CONFIG_WRAP_TRACE = 1 };
-
 /* route.<n> = CONDITIONS -> NAME, not yet parsed. */
 struct config_route {
     int64_t number;    /* <n> */
@@ -174,8 +172,6 @@ struct config_attention {
     int32_t mla_prefill;                /* CONFIG_MLA_* */
     bool batch_invariant;               /* only backends whose rows depend on no batch */
     char *rules;                        /* a file; NULL = the installed one */
-    char *fallback;
-    struct config_ints layers; /* CONFIG_WRAP_*, each at most once, outermost first */
     struct config_routes routes;
 };
 

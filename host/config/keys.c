@@ -41,8 +41,6 @@ static const struct config_choice mla_forms[] = {{"auto", CONFIG_MLA_AUTO},
                                                  {"absorbed", CONFIG_MLA_ABSORBED},
                                                  {"expanded", CONFIG_MLA_EXPANDED},
                                                  {NULL, 0}};
-static const struct config_choice wraps[] = {
-    {"validate", CONFIG_WRAP_VALIDATE}, {"trace", CONFIG_WRAP_TRACE}, {NULL, 0}};
 static const struct config_choice layouts[] = {{"auto", CONFIG_LAYOUT_AUTO},
                                                {"nhd", CONFIG_LAYOUT_NHD},
                                                {"hnd", CONFIG_LAYOUT_HND},
@@ -184,10 +182,6 @@ const struct config_key config_keys[] = {
         .help = "Use only backends whose results do not depend on the rest of the batch, bit for bit; for recurrent layers, nor on prompt cuts."),
     KEY(attention, "rules", rules, path, "",
         .help = "A file of selection rules that replaces the installed selection.ini."),
-    KEY(attention, "fallback", fallback, word, "",
-        .help = "Backend that reruns a batch after another backend failed; left out: none."),
-    KEY(attention, "layers", layers, set, "", WORDS(wraps),
-        .help = "Wrappers around the backends, outermost first."),
     KEY(attention, "route.<n>", routes, route, "", .flags = CONFIG_NUMBERED,
         .help = "The first matching route, by ascending n, names the backend; at most 31 with conditions, and a last one without."),
 

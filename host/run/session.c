@@ -51,12 +51,6 @@ static attn_status check_choices(const struct session *s, attn_error *error)
 static attn_status check_keys(const struct session *s, attn_error *error)
 {
     const struct config_attention *attention = &s->config->attention;
-    if (attention->fallback)
-        return config_fail(s->config, "attention.fallback", error,
-                           "is not served by this version; accepted: not given");
-    if (attention->layers.count > 0)
-        return config_fail(s->config, "attention.layers", error,
-                           "is not served by this version; accepted: not given");
     if (attention->speculative_eagle_topk > 0 && s->config->speculative.draft_tokens == 0)
         return config_fail(s->config, "attention.speculative_eagle_topk", error,
                            "%lld without speculative.draft_tokens, which sets the number of "

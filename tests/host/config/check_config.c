@@ -79,7 +79,7 @@ static const char good_ini[] = "# a comment; with [things] = in it\n"
                                "[attention]\n"
                                "attention_backend = fast\n"
                                "prefill_attention_backend =\n"
-                               "layers = trace, validate\n"
+                               "mla_prefill = absorbed\n"
                                "route.10 = layers=0-3 phase=decode -> b\n"
                                "route.9 = batch=1-8 -> a\n"
                                "[backend.fast]\n"
@@ -122,7 +122,7 @@ TEST_OF(values, defaults)
     ck_assert_int_eq(config->model.num_layers, 0);
     ck_assert_uint_eq(config->model.dtype, ATTN_BF16);
     ck_assert_str_eq(config->attention.attention_backend, "auto");
-    ck_assert_ptr_null(config->attention.fallback);
+    ck_assert_ptr_null(config->attention.rules);
     ck_assert_int_eq(config->kv_cache.page_size, 1);
     ck_assert_uint_eq(config->kv_cache.dtype, ATTN_DTYPE_NONE);
     ck_assert_uint_eq(config->kv_cache.k_scale.count, 0);
@@ -195,9 +195,7 @@ TEST_OF(values, lists_and_paths_arrive)
         CONFIG_LAYER_SLIDING, CONFIG_LAYER_FULL,    CONFIG_LAYER_CHUNKED};
     ck_assert_uint_eq(config->model.layer_types.count, NUM(types));
     ck_assert_mem_eq(config->model.layer_types.items, types, sizeof types);
-    static const int64_t wraps[] = {CONFIG_WRAP_TRACE, CONFIG_WRAP_VALIDATE};
-    ck_assert_uint_eq(config->attention.layers.count, 2);
-    ck_assert_mem_eq(config->attention.layers.items, wraps, sizeof wraps);
+    ck_assert_int_eq(config->attention.mla_prefill, CONFIG_MLA_ABSORBED);
     static const double scales[] = {0.5, 1, 2.25, 4};
     ck_assert_uint_eq(config->kv_cache.k_scale.count, 4);
     ck_assert_mem_eq(config->kv_cache.k_scale.items, scales, sizeof scales);
@@ -383,7 +381,6 @@ static const struct {
     {"platform", "simulate = sm 90", "is not a name"},
     {"attention", "speculative_eagle_topk = -1", "out of range"},
     {"attention", "attention_backend = a b", "is not a name"},
-    {"attention", "layers = trace validate trace", "has a word twice"},
     {"attention", "route.1 = phase=decode", "CONDITIONS -> NAME"},
     {"plugins", "pin.1 = a.so", "FILE SHA256"},
     {"plugins", "pin.1 = " SHA, "FILE SHA256"},
@@ -694,7 +691,7 @@ static char *print_values(const struct config *config)
 
 TEST_OF(printing, printed_config_reads_back_as_itself)
 {
-    static const char *const sets[] = {"kv_cache.k_scale=0.25", "attention.fallback="};
+    static const char *const sets[] = {"kv_cache.k_scale=0.25", "attention.rules="};
     struct config *config, *again, *bare = load_good("");
     ck_assert_int_eq(load(good_ini, sets, NUM(sets), &config), ATTN_OK);
     char *text = print(config), *values = print_values(config);

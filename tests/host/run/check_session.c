@@ -1071,7 +1071,6 @@ static const struct {
     {{"attention.attention_backend=fa3"}, EXIT_NO_BACKEND, "fa3"},
     {{"kv_cache.dtype=fp8_e4m3", "kv_cache.k_scale=1 2 3"}, EXIT_USAGE, "kv_cache.k_scale"},
     {{"plugins.critical=nowhere"}, EXIT_PLUGIN, "nowhere"},
-    {{"attention.fallback=cpu_native"}, EXIT_USAGE, "attention.fallback"},
     {{"platform.simulate=sm90"}, EXIT_USAGE, "platform.simulate"},
     {{"platform.device=cuda:15"}, EXIT_NO_BACKEND, "platform.device"},
     {{"model.attn_type=encoder_only", "workload.chunked_prefill_size=16"},
