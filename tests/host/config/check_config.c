@@ -364,6 +364,8 @@ static const struct {
     {"model", "head_dim = 0", "model.head_dim = '0' is out of range"},
     {"model", "sm_scale = nan", "is not a finite number"},
     {"model", "sm_scale = -1", "out of range"},
+    {"model", "sm_scale = 1e-300", "out of range; accepted: a number from 1.2e-38 to 1000000"},
+    {"model", "sliding.sm_scale = 0", "out of range; accepted: a number from 1.2e-38 to 1000000"},
     {"model", "logit_cap = inf", "is not a finite number"},
     {"model", "layer_types = full sliding*0", "repetition"},
     {"model", "layer_types = full*4097", "repetition"},
