@@ -132,10 +132,11 @@ static i64 find_row(const struct block *b, int r, int *head)
     return (i64)b->q.first_row + n / ratio;
 }
 
-/* More of a row: `total` and `values` are relative to `top`. No values: a sink. */
+/* More of a row: `total` and `values` are relative to `top`. No values: a sink. Of a part whose logits are all NaN the
+ * largest is -inf, and the sum NaN. */
 static void sums_add(struct sums *x, double top, double total, const double *values, int dim)
 {
-    if (top == -(double)INFINITY)
+    if (top == -(double)INFINITY && !isnan(total))
         return;
     double higher = fmax(x->top, top), share = exp2(top - higher);
     double shrink = x->top == -(double)INFINITY ? 0 : exp2(x->top - higher);
