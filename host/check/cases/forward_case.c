@@ -222,7 +222,7 @@ const char *case_spec_defect(const struct case_spec *spec)
                                  spec->attn_type != ATTN_TYPE_DECODER || is_not_plain_causal(spec)))
         return "special_values";
     if (spec->seen_nan && (!spec->without_needles || spec->special_values || spec->top_k > 0 ||
-                           spec->read_only_layer || case_is_expanded(spec)))
+                           spec->read_only_layer || spec->lost_keys > 0 || case_is_expanded(spec)))
         return "seen_nan";
     if (spec->min_alignment > CASE_ALIGNMENT)
         return "min_alignment";

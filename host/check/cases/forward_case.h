@@ -155,7 +155,8 @@ struct case_spec {
      * has a NaN. Needs rows that see all keys up to their own. */
     bool special_values;
     /* In every second sequence from the first on, of the first key that the last query sees. Other
-     * rows of these sequences that do not see it are not judged (KV-06). Without needles. */
+     * rows of these sequences that do not see it are not judged (KV-06). Without needles, and
+     * without lost keys: no rule says what NaN in the value of a key with weight 0 does. */
     enum case_nan seen_nan;
     enum case_host host; /* which arrays the host has */
     enum case_hint hint; /* of what sequences share */

@@ -4,6 +4,7 @@
  * windows, chunks, heads, dimensions, pages, scales, snapshots and padding are drawn, and mostly an
  * option's value: a fault that shows at some numbers alone cannot hide between the entries of a list.
  */
+#include "host/check/cases/draw.h"
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
@@ -49,6 +50,24 @@ static void change_fp8(const struct check_run *run, const struct grid *grid,
     spec->device_scales = scaled && mix_stream(run->seed, 10) % 3 == 0;
 }
 
+/* What extremes.c has one at a time, beside all else: in an eighth of the cases each a negative scale, a window of up to
+ * 3000 keys, keys with a score of -inf. */
+static void draw_extremes(const struct check_run *run, const struct grid *grid,
+                          const attn_options *options, struct case_spec *spec)
+{
+    const uint64_t drawn = mix_stream(run->seed, 14);
+    struct case_spec changed = *spec;
+    if (drawn % 8 == 0)
+        changed.sm_scale = -(spec->sm_scale > 0 ? spec->sm_scale : 0.2f);
+    else if (drawn % 8 == 1 && spec->attn_type != ATTN_TYPE_CROSS)
+        changed.window_left = 300 + draw_at(run->seed, 15, 2700);
+    else if (drawn % 8 == 2)
+        changed.lost_keys = 1 + draw_at(run->seed, 15, drawn >> 63 ? 2600 : 40);
+    else
+        return;
+    grid_take(grid, options, &changed, spec);
+}
+
 /* In a tenth of the cases a key or a value that rows see is NaN, and so are their outputs. */
 static void put_nan(const struct check_run *run, struct case_spec *spec)
 {
@@ -86,6 +105,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     numbers_draw_hint(grid, used, mix_absorb(run->seed, 7), most_work, spec);
     if (large)
         numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
+    draw_extremes(run, grid, used, spec);
     put_nan(run, spec);
     spec->guarded = is_guarded(run);
     other_host_run_spec(run, other_host_draw_threads(run), spec, used);
