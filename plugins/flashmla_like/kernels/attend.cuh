@@ -478,14 +478,14 @@ DEVICE void store_outputs(const mla_call &c, const mla_walk &w, const index_sequ
 template <int N>
 DEVICE void store_part(const mla_call &c, const mla_walk &w, const mla_sums<N> &o, int d0, int lane)
 {
-    float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + (d0 + lane / 4) * N + lane % 4 * 2;
+    float *to = part_find<N>(c, w, lane % 4 * 2, d0 + lane / 4);
 #pragma unroll
     for (int panel = 0; panel < 4; panel++)
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                *(float2 *)(to + (panel * 64 + e * 8) * N + i * 8) =
+                *(float2 *)(to + (panel * 64 + e * 8) * 8 + i * PART_EIGHT) =
                     make_float2(o[panel][4 * i + 2 * e], o[panel][4 * i + 2 * e + 1]);
 }
 

@@ -799,13 +799,13 @@ DEVICE void codes_part(const mla_call &c, const mla_walk &w, const index_sequenc
                        const mla_sums<N> &o, int d0, int lane)
 {
     const int rows = q.q_len * c.heads - first_row<N>(c, w);
-    float *to = c.parts + part_place(c, w) * (MLA_LORA * N) + d0 * N + lane % 4 * 2;
+    float *to = part_find<N>(c, w, lane % 4 * 2, d0);
 #pragma unroll
     for (int d = 0; d < 8; d++)
 #pragma unroll
         for (int i = 0; i < N / 8; i++)
             if (N < MLA_ROWS || i * 8 < rows)
-                *(float2 *)(to + (d / 4 * next + d % 4) * N + i * 8) =
+                *(float2 *)(to + (d / 4 * next + d % 4) * 8 + i * PART_EIGHT) =
                     make_float2(o[d / 2][4 * i + 2 * (d % 2)], o[d / 2][4 * i + 2 * (d % 2) + 1]);
 }
 

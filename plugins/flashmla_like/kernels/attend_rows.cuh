@@ -58,6 +58,15 @@ DEVICE unsigned rows_seen_place(const mla_shared<ROWS> &m, int row)
     return m.p + swizzled(row, 6);
 }
 
+/* The keys [*lo, *hi) that every row of the block sees, as all_see(). A block without rows has one that sees none. */
+DEVICE void rows_all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                         const mla_shared<ROWS> &m, int *lo, int *hi)
+{
+    const int last = int_min(ROWS, int_max(q.q_len * c.heads - first_row<ROWS>(c, w), 1)) - 1;
+    *lo = (int)shared_load_word(rows_seen_place(m, last));
+    *hi = (int)shared_load_word(rows_seen_place(m, 0) + 4);
+}
+
 /* ---- Warpgroup 0: tiles of bf16 -------------------------------------------------------------- */
 
 /* Can the copy engine load the tile from key j on? All its keys are seen and in pages. */
@@ -66,10 +75,11 @@ DEVICE bool rows_boxed(const mla_call &c, const index_sequence &q, int lo, int h
     return c.boxed && j >= lo && j + MLA_ROWS_TILE <= int_min(hi, q.first_new);
 }
 
-/* A box of each panel, by one thread. */
-DEVICE void rows_load_boxes(const mla_call &c, unsigned to, unsigned full, int j, int page)
+/* A box of each panel, by one lane of a warp. */
+DEVICE void rows_load_boxes(const mla_call &c, unsigned to, unsigned full, int token, int page)
 {
-    const int token = j % c.page_size;
+    if (!elected())
+        return;
 #pragma unroll
     for (int p = 0; p < PANELS - 1; p++)
         tensor_load(to + p * ROWS_PANEL, &c.maps[0], full, p * PANEL, token, page, 0);
@@ -79,7 +89,7 @@ DEVICE void rows_load_boxes(const mla_call &c, unsigned to, unsigned full, int j
 /* Lane 31 of three warps has the first key of a box, the others a row each. */
 DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
 {
-    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
     const int both = CALL_ALIGNED_CACHE | CALL_ALIGNED_NEW;
     const bool aligned = (c.operands.aligned & both) == both;
     const int mine = lane == 31 ? int_min(warp, 2) * MLA_BOX
@@ -108,8 +118,9 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
                     barrier_arrive_expect(full, MLA_ROWS_SHARED_TILE);
                 else
                     barrier_arrive(full);
-                if (lane == 31 && warp < MLA_ROWS_TILE / MLA_BOX)
-                    rows_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full, j + mine, now);
+                if (warp < MLA_ROWS_TILE / MLA_BOX)
+                    rows_load_boxes(c, tile + warp * (MLA_BOX * ROW_BYTES), full,
+                                    (j + warp * MLA_BOX) % c.page_size, __shfl_sync(~0u, now, 31));
             } else if (aligned && source_whole(c, from)) {
                 load_whole<MLA_ROWS_TILE>(from, tile, warp, lane);
                 copy_arrive(full);
@@ -354,7 +365,9 @@ DEVICE void rows_load_queries(const mla_call &c, const mla_source &mine, unsigne
 {
     const int piece = lane % 8, lora = c.lora - piece * 8;
 #pragma unroll 1
-    for (int row = lane / 8; row < 16; row += 4) {
+    for (int i = 0; i < 4;
+         i++) { /* not from a lane's row on: the compiler would take lanes for divergent */
+        const int row = i * 4 + lane / 8;
         const char *from = shuffle_pointer(mine.c_kv, row) + piece * 16;
         const int bytes = __shfl_sync(~0u, mine.bytes, row);
         const unsigned to = q + swizzled(warp * 16 + row, piece);
@@ -374,12 +387,13 @@ DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_
                               int warp, int lane)
 {
     const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
+    const bool whole = aligned && c.lora == MLA_LORA && c.rope == MLA_ROPE;
     const mla_source mine = rows_query(c, w, q, warp * 16 + lane % 16);
-    if constexpr (few)
-        rows_load_queries(c, mine, m.q, warp, lane, aligned);
+    if (!few && whole)
+        load_whole<ROWS, ROWS_IN>(mine, m.q, warp, lane);
     else
-        load_tile<ROWS, ROWS_IN>(c, mine, m.q, warp, lane, aligned);
-    if (aligned && c.lora == MLA_LORA && c.rope == MLA_ROPE)
+        rows_load_queries(c, mine, m.q, warp, lane, aligned);
+    if (whole)
         rows_hold_whole(mine, held, lane);
     else
         rows_hold(c, mine, held, lane, aligned);
@@ -523,29 +537,27 @@ DEVICE void rows_store(const float (&s)[scores], const float (&factor)[2],
     }
 }
 
-/* What sums are to be multiplied by in the end; LSE are written. */
+/* What sums are to be multiplied by in the end; LSE are written. Two of four lanes finish a row each: code for each row
+ * would come from memory. */
 DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
                         const mla_rows &rows, const mla_shared<ROWS> &m, float p_scale,
                         float cache_scale, int warp, int lane)
 {
-    const int first = first_row<ROWS>(c, w), count = q.q_len * c.heads;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int n = row_of(warp, lane, r), valid = first + n < count;
-        const int at = valid ? first + n : 0;
-        float shrink = 1;
-        softmax_row row = {rows.top[r], softmax_quad_sum(rows.sum[r]) * p_scale};
-        if (walk_whole(w) && c.operands.sinks)
-            softmax_take(&row, c.operands.sinks[at % c.heads] * SOFTMAX_LOG2E, &shrink);
-        if (lane % 4 != 0)
-            continue;
-        m.factor[n] = softmax_end(&row) * shrink * (cache_scale * p_scale);
-        if (!walk_whole(w))
-            c.part_lse[part_place(c, w) * ROWS + n] = softmax_lse(&row);
-        else if (c.operands.lse && valid)
-            *(float *)((char *)c.operands.lse + (q.first_row + at / c.heads) * c.operands.lse_row +
-                       at % c.heads * c.operands.lse_head) = softmax_lse(&row);
-    }
+    const float sum[2] = {softmax_quad_sum(rows.sum[0]), softmax_quad_sum(rows.sum[1])};
+    const int r = lane % 4, n = row_of(warp, lane, r), row = first_row<ROWS>(c, w) + n;
+    const int valid = row < q.q_len * c.heads, at = valid ? row : 0;
+    softmax_row mine = {r == 0 ? rows.top[0] : rows.top[1], (r == 0 ? sum[0] : sum[1]) * p_scale};
+    float shrink = 1;
+    if (r > 1)
+        return;
+    if (walk_whole(w) && c.operands.sinks)
+        softmax_take(&mine, c.operands.sinks[at % c.heads] * SOFTMAX_LOG2E, &shrink);
+    m.factor[n] = softmax_end(&mine) * shrink * (cache_scale * p_scale);
+    if (!walk_whole(w))
+        c.part_lse[part_place(c, w) * ROWS + n] = softmax_lse(&mine);
+    else if (c.operands.lse && valid)
+        *(float *)((char *)c.operands.lse + (q.first_row + at / c.heads) * c.operands.lse_row +
+                   at % c.heads * c.operands.lse_head) = softmax_lse(&mine);
 }
 
 /* What warpgroup 1 has of a unit. */
@@ -614,7 +626,7 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             shared_store_pair(rows_seen_place(m, thread), lo, hi);
         }
         rows_take_queries<codes, false>(c, w, q, m, r.held, r.scale, warp, lane);
-        seen_by_all<ROWS>(c, w, q, rule, &r.lo, &r.least_hi);
+        rows_all_see(c, w, q, m, &r.lo, &r.least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
         for (int t = w.t1 - w.t0; t > 0; t--) {
             r.scores(s);
@@ -745,27 +757,38 @@ DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence 
     }
 }
 
+/* All at constant distances from one address: an address of each store is six times the code, which comes from
+ * memory. */
 DEVICE void rows_part(const mla_call &c, const mla_walk &w, const float (&o)[2][64], int d0,
                       int warp, int lane)
 {
-    float *to = c.parts + part_place(c, w) * (MLA_LORA * ROWS) + (d0 + lane % 4 * 2) * ROWS;
+    float *to = part_find<ROWS>(c, w, row_of(warp, lane, 0), d0 + lane % 4 * 2);
 #pragma unroll
     for (int i = 0; i < 32; i++)
 #pragma unroll
         for (int k = 0; k < 4; k++)
-            to[(i * 8 + k % 2) * ROWS + row_of(warp, lane, k / 2)] = o[i / 16][i % 16 * 4 + k];
+            to[(i * 8 + k % 2) * 8 + k / 2 * PART_EIGHT] = o[i / 16][i % 16 * 4 + k];
 }
 
-/* A unit's outputs, of the 256 dimensions of warpgroup `group`. */
+/* A unit's outputs, of the 256 dimensions of warpgroup `group`. Of a part a warp writes no rows that are not there,
+ * which mla_merge does not read. */
+DEVICE void rows_leave(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                       const float (&o)[2][64], int group)
+{
+    const int warp = thread_here() / 32 % 4, lane = thread_here() % 32, d0 = group * 256;
+    if (walk_whole(w))
+        rows_out(c, w, q, o, d0, warp, lane);
+    else if (first_row<ROWS>(c, w) + warp * 16 < q.q_len * c.heads)
+        rows_part(c, w, o, d0, warp, lane);
+}
+
+/* The same for a kernel that looks the unit up when it ends. */
 DEVICE void rows_end(const mla_call &c, mla_walk &w, const float (&o)[2][64], int group)
 {
     index_sequence q;
     walk_again(c, w);
     index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
-    if (walk_whole(w))
-        rows_out(c, w, q, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
-    else
-        rows_part(c, w, o, group * 256, thread_here() / 32 % 4, thread_here() % 32);
+    rows_leave(c, w, q, o, group);
 }
 
 template <int stages, bool codes>
@@ -778,7 +801,7 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
     float o[2][64];
     begin_rows(c, dtype, thread);
     mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_ends(w) && walk_next(c, w)) {
         if (codes)
             rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
@@ -798,12 +821,15 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
             release(m.empty + 8 * at.slot);
             at.advance();
         }
+        index_sequence q;
+        walk_again(c, w);
+        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
         const mla_shared<ROWS> from = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
         barrier_arrive(from.p_empty);
         part.advance();
-        rows_end(c, w, o, group);
+        rows_leave(c, w, q, o, group);
     }
 }
 

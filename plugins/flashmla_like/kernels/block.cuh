@@ -149,6 +149,12 @@ DEVICE bool walk_next(const mla_call &c, mla_walk &w)
     return w.unit < line.z && walk_here(c, w, line.w);
 }
 
+/* Does the unit end here? Else it is the range's last one. */
+DEVICE bool walk_ends(const mla_walk &w)
+{
+    return w.t1 == w.u.tiles;
+}
+
 /* Before the first unit, for a kernel that has no registers for walk_begin(). */
 DEVICE mla_walk walk_before(const mla_call &c)
 {
@@ -179,6 +185,16 @@ template <int N> DEVICE int first_row(const mla_call &c, const mla_walk &w)
 DEVICE i64 part_place(const mla_call &c, const mla_walk &w)
 {
     return (2ll * block_range(c) + (w.t0 == 0)) * c.pair + block_half(c);
+}
+
+/* Parts have their rows in eights, so that what a warp of mla_merge reads, eight rows of neighbouring dimensions, lies
+ * in one piece. */
+#define PART_EIGHT (MLA_LORA * 8)
+
+/* Where the block's part has dimension d of row n. */
+template <int N> DEVICE float *part_find(const mla_call &c, const mla_walk &w, int n, int d)
+{
+    return c.parts + part_place(c, w) * (MLA_LORA * N) + n / 8 * PART_EIGHT + d * 8 + n % 8;
 }
 
 /* The unit's sequence, and the keys [*lo, *hi) that any of its rows sees. */
@@ -324,7 +340,8 @@ DEVICE bool source_whole(const mla_call &c, const mla_source &mine)
 
 /* load_tile() of such rows, by few instructions: these, one after another, are what a warp that loads takes its time
  * for. */
-template <int T> DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane)
+template <int T, int panels = PANELS>
+DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane)
 {
 #pragma unroll
     for (int i = 0; i < T / 16; i++) {
@@ -333,7 +350,7 @@ template <int T> DEVICE void load_whole(const mla_source &mine, unsigned tile, i
         const int bytes = __shfl_sync(~0u, mine.bytes, row);
         const unsigned to = tile + swizzled(warp * (T / 4) + row, lane % 8);
 #pragma unroll
-        for (int p = 0; p < PANELS; p++)
+        for (int p = 0; p < panels; p++)
             copy_async(to + p * (T * ROW_BYTES), from + p * ROW_BYTES, bytes);
     }
 }

@@ -171,7 +171,8 @@ static __device__ void merge_sums(const mla_call &c, const mla_piece &p, mla_mer
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = lane % 2 * 4;
     const int d = p.d0 + (warp >> p.sharing_log) * MLA_MERGE_DIMS + lane / 2;
     const int state = MLA_LORA * c.rows, stride = 2 * c.pair * state;
-    const float *from = c.parts + p.unit.first * stride + p.half * state + d * c.rows + p.n0 + rows;
+    const float *from = c.parts + (i64)p.unit.first * stride + p.half * state +
+                        p.n0 / 8 * PART_EIGHT + d * 8 + rows;
     int begin = warp & ((1 << p.sharing_log) - 1);
     merge_fetched parts;
     float4 sum = make_float4(0, 0, 0, 0);

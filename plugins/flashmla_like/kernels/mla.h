@@ -157,7 +157,7 @@ typedef struct mla_call {
     mla_plan_header *plan;
     mla_start *starts; /* [ranges + fixed] */
     mla_unit *units;   /* [most_units] */
-    float *parts;      /* [ranges + fixed, 2, pair, MLA_LORA, N] outputs of parts: of a unit that an
+    float *parts;      /* [ranges + fixed, 2, pair, N / 8, MLA_LORA, 8] outputs of parts: of a unit that an
                       * earlier range began, and of one that a later range ends */
     float *part_lse;   /* [ranges + fixed, 2, pair, N] */
     int most_units;
