@@ -11,9 +11,9 @@
  * each; the line is cut into ranges of equal length, and a cluster of `pair` blocks works on each,
  * N rows a block. A unit that a cut divides has parts, which mla_merge adds up. Where ranges of whole units are not
  * much longer, no cut divides one, and with `whole` none ever does: units lie as far apart as the longest one is
- * long, and ranges have equally many. With `fixed` that is so for
- * sequences of many units alone. A unit of another sequence has ranges of its own, of a length that depends on
- * its tiles alone.
+ * long, and ranges have equally many. Where units are few, each has ranges of its own, if these are not longer than
+ * others. With `fixed` units of sequences of many units stay whole, and a unit of another sequence has ranges of its
+ * own, of a length that depends on its tiles alone.
  */
 #ifndef FLASHMLA_LIKE_MLA_H
 #define FLASHMLA_LIKE_MLA_H
@@ -33,7 +33,8 @@
 #define MLA_TILE          64 /* latents of a tile */
 #define MLA_UNIT_COST     4  /* what a unit costs besides its tiles, in tiles */
 #define MLA_WHOLE_PERCENT 6
-#define MLA_LEAST_RANGE   2   /* of the line: shorter parts take longer to merge */
+#define MLA_LEAST_RANGE   2 /* of the line: shorter parts take longer to merge */
+#define MLA_MOST_LINE     (1 << 30)
 #define MLA_THREADS       512 /* of a block of mla_attend: four warpgroups */
 #define MLA_PLAN_THREADS  512
 #define MLA_MERGE_DIMS    16 /* dimensions of a warp of mla_merge */
@@ -157,9 +158,10 @@ typedef struct mla_call {
     mla_plan_header *plan;
     mla_start *starts; /* [ranges + fixed] */
     mla_unit *units;   /* [most_units] */
-    float *parts;      /* [ranges + fixed, 2, pair, N / 8, MLA_LORA, 8] outputs of parts: of a unit that an
+    float
+        *parts; /* [ranges + fixed, 2, pair, N / 8, MLA_LORA, 8] outputs of parts: of a unit that an
                       * earlier range began, and of one that a later range ends */
-    float *part_lse;   /* [ranges + fixed, 2, pair, N] */
+    float *part_lse; /* [ranges + fixed, 2, pair, N] */
     int most_units;
     int ranges;
     int pair; /* blocks of N rows of a unit */

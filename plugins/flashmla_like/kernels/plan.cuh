@@ -78,8 +78,8 @@ PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int r
     return divided;
 }
 
-/* With `fixed`: tiles of each part but the last of a unit with so many tiles, and its parts. Parts are `part` tiles long,
- * or that times a power of two: a few keys more move no border. */
+/* With `fixed`: tiles of each part but the last of a unit with so many tiles: `part`, or that times a power of two. A
+ * few keys more move no border. */
 PORTABLE int plan_fixed_range(int part, int tiles)
 {
     int range = part;
@@ -88,22 +88,34 @@ PORTABLE int plan_fixed_range(int part, int tiles)
     return range;
 }
 
-PORTABLE int plan_fixed_parts(int part, int tiles)
+/* Where a unit begins that has ranges of its own, `range` tiles each, from range `first` on. */
+PORTABLE int plan_own_begin(int range, int first)
 {
-    const int range = plan_fixed_range(part, tiles);
+    return first * range - MLA_UNIT_COST;
+}
+
+/* How many parts of at most `range` tiles a unit has. */
+PORTABLE int plan_parts(int range, int tiles)
+{
     return (tiles + range - 1) / range;
 }
 
-/* Where a unit begins whose first part is range `first`. */
-PORTABLE int plan_fixed_begin(int part, int tiles, int first)
+/* Tiles of a part if as few parts as `longest` allows are equally long. */
+PORTABLE int plan_equal_range(int longest, int tiles)
 {
-    return first * plan_fixed_range(part, tiles) - MLA_UNIT_COST;
+    return plan_parts(plan_parts(longest, tiles), tiles);
 }
 
 /* The length of ranges that have whole units, which lie `place` apart. */
 PORTABLE int plan_whole_range(const mla_call *c, int count, int place)
 {
     return int_max((count + c->ranges - 1) / c->ranges, 1) * place;
+}
+
+/* The range of a unit that begins at `at` of a line of `length`, where units stay whole. */
+PORTABLE int plan_share(const mla_call *c, i64 at, i64 length)
+{
+    return (int)(at * c->ranges / length);
 }
 
 /* Where a range begins, at a unit of the list or, if there is none before `num_units`, nowhere. */
@@ -120,18 +132,19 @@ PORTABLE mla_start plan_start(const mla_call *c, int unit, int num_units, int ra
 #ifdef __CUDACC__
 
 /* Sum over the block before this thread, and of all. */
-static __device__ int plan_scan(int mine, int *total, int *sums)
+static __device__ i64 plan_scan(i64 mine, i64 *total, i64 *sums)
 {
-    int lane = threadIdx.x & 31, warp = threadIdx.x / 32, sum = mine;
+    int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
+    i64 sum = mine;
     for (int step = 1; step < 32; step *= 2) {
-        int other = __shfl_up_sync(~0u, sum, step);
+        i64 other = __shfl_up_sync(~0u, sum, step);
         sum += lane >= step ? other : 0;
     }
     __syncthreads();
     if (lane == 31)
         sums[warp] = sum;
     __syncthreads();
-    int before = 0, all = 0;
+    i64 before = 0, all = 0;
     for (int w = 0; w < MLA_PLAN_THREADS / 32; w++) {
         before += w < warp ? sums[w] : 0;
         all += sums[w];
@@ -148,53 +161,179 @@ static __device__ bool plan_lists(int units, int which)
     return which == PLAN_ALL || (units <= MLA_FIXED_UNITS) == (which == PLAN_FEW);
 }
 
-/* Sequences and pieces into the list of units, after `count` others. Returns the number of all. */
-static __device__ int plan_list(const mla_call *c, int count, int which, int *sums)
+/* The last of a block's sequences whose units begin at `at` or before. */
+static __device__ int plan_owner(const int *begins, int at)
 {
+    int low = 0, high = MLA_PLAN_THREADS;
+    while (high - low > 1) {
+        int middle = low + (high - low) / 2;
+        if (begins[middle] <= at)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Sequences and pieces into the list of units, after `count` others. Returns the number of all. All threads list the
+ * units of a prompt, which one would take milliseconds for. */
+static __device__ int plan_list(const mla_call *c, int count, int which, i64 *sums)
+{
+    __shared__ int begins[MLA_PLAN_THREADS];
     const int seqs = index_num_seqs(&c->batch);
     for (int base = 0; base < seqs; base += MLA_PLAN_THREADS) {
-        int s = base + (int)threadIdx.x, mine = s < seqs ? plan_seq_units(c, s) : 0, total;
+        int s = base + (int)threadIdx.x, mine = s < seqs ? plan_seq_units(c, s) : 0;
+        i64 total;
         mine = plan_lists(mine, which) ? mine : 0;
-        int at = count + plan_scan(mine, &total, sums);
-        for (int piece = 0; piece < mine && at + piece < c->most_units; piece++)
-            c->units[at + piece] = plan_unit(c, s, piece);
-        count += total;
+        begins[threadIdx.x] = count + (int)plan_scan(mine, &total, sums);
+        __syncthreads();
+        const int end = count + (int)total;
+        for (int at = count + (int)threadIdx.x; at < int_min(end, c->most_units);
+             at += MLA_PLAN_THREADS) {
+            const int owner = plan_owner(begins, at);
+            c->units[at] = plan_unit(c, base + owner, at - begins[owner]);
+        }
+        count = end;
     }
     return int_min(count, c->most_units);
 }
 
-/* How far apart units lie, each as far as the longest one is long, so that no cut divides one; 0 = each as far as it is
- * long itself. With `whole`, or where the longest range gets at most MLA_WHOLE_PERCENT longer than one that a cut
- * ends, which also has the cost of one unit more. `least`: the length of ranges that cuts end. */
-static __device__ int plan_place(const mla_call *c, int count, int *least, int *sums)
+/* The sum of the units' lengths, and the longest one. */
+static __device__ i64 plan_measure(const mla_call *c, int count, int *longest, i64 *sums)
 {
-    __shared__ int longest;
-    int mine = 0, length;
+    __shared__ int most;
+    i64 mine = 0, length;
     if (threadIdx.x == 0)
-        longest = 1;
+        most = 1;
     __syncthreads();
     for (int u = threadIdx.x; u < count; u += MLA_PLAN_THREADS) {
         const int one = c->units[u].tiles + MLA_UNIT_COST;
-        atomicMax(&longest, one);
+        atomicMax(&most, one);
         mine += one;
     }
     plan_scan(mine, &length, sums);
-    *least = int_max((length + c->ranges - 1) / c->ranges, MLA_LEAST_RANGE);
-    const i64 most = (*least + MLA_UNIT_COST) * (100ll + MLA_WHOLE_PERCENT);
+    *longest = most;
+    return length;
+}
+
+/* How far apart units lie, each as far as the longest one is long, so that no cut divides one; 0 = each as far as it is
+ * long itself. With `whole`, or where the longest range gets at most MLA_WHOLE_PERCENT longer than one that a cut
+ * ends, which also has the cost of one unit more. `longest`: the longest unit; `least`: the length of ranges that cuts
+ * end. */
+static __device__ int plan_place(const mla_call *c, int count, int longest, int least)
+{
+    const i64 most = (least + MLA_UNIT_COST) * (100ll + MLA_WHOLE_PERCENT);
     return c->whole || plan_whole_range(c, count, longest) * 100ll <= most ? longest : 0;
 }
 
-/* The first `count` units onto the line, and the line's ranges. */
-static __device__ void plan_line(const mla_call *c, int count, int *sums)
+/* Unit u has ranges of its own, with `range` tiles each, from range `first` on. */
+static __device__ void plan_own(const mla_call *c, int u, int range, int first)
 {
-    int least, length = 0, place = plan_place(c, count, &least, sums);
+    const int parts = plan_parts(range, c->units[u].tiles);
+    c->units[u].begin = plan_own_begin(range, first);
+    for (int r = first; r < first + parts; r++)
+        c->starts[r] = plan_start(c, u, u + 1, range);
+    if (parts > 1)
+        c->plan->divided[atomicAdd(&c->plan->num_divided, 1)] =
+            plan_divided(c, &c->units[u], range);
+}
+
+/* Each of the units from `begin` to `count` has ranges of its own among [next, end): equal parts of at most `longest`
+ * tiles, or, if that is 0, fixed ones. Ranges that are left over have none. */
+static __device__ void plan_owns(const mla_call *c, int begin, int count, int next, int end,
+                                 int longest, i64 *sums)
+{
+    for (int base = begin; base < count; base += MLA_PLAN_THREADS) {
+        int u = base + (int)threadIdx.x, range = 1, parts = 0;
+        i64 total;
+        if (u < count) {
+            const int tiles = c->units[u].tiles;
+            range = longest ? plan_equal_range(longest, tiles) : plan_fixed_range(c->part, tiles);
+            parts = plan_parts(range, tiles);
+        }
+        int first = next + (int)plan_scan(parts, &total, sums);
+        if (parts && first + parts <= end)
+            plan_own(c, u, range, first);
+        next += (int)total;
+    }
+    for (int r = next + (int)threadIdx.x; r < end; r += MLA_PLAN_THREADS)
+        c->starts[r] = plan_start(c, 0, 0, 1);
+}
+
+/* The least number of tiles, up to `least`, for which no range needs parts of two units; 0 = there is none. Each part
+ * has a unit's cost, so a range with two of them takes longer than others. */
+static __device__ int plan_longest(const mla_call *c, int count, int least, i64 *sums)
+{
+    int longest = int_max(least - MLA_UNIT_COST, MLA_LEAST_RANGE);
+    for (; count <= c->ranges && longest <= least; longest++) {
+        i64 mine = 0, parts;
+        for (int u = threadIdx.x; u < count; u += MLA_PLAN_THREADS)
+            mine += plan_parts(longest, c->units[u].tiles);
+        plan_scan(mine, &parts, sums);
+        if (parts <= c->ranges)
+            return longest;
+    }
+    return 0;
+}
+
+/* The first of `count` units whose first range is not before range r. */
+static __device__ int plan_find(const mla_call *c, int count, int range, int r)
+{
+    int low = 0, high = count;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (plan_first_range(&c->units[middle], range) < r)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* Units whose line would be too long for an int: all whole, and so many that ranges are about equally long. */
+static __device__ void plan_shares(const mla_call *c, int count, i64 length, int longest, i64 *sums)
+{
+    i64 at = 0, total;
+    for (int base = 0; base < count; base += MLA_PLAN_THREADS, at += total) {
+        int u = base + (int)threadIdx.x;
+        i64 mine = u < count ? c->units[u].tiles + MLA_UNIT_COST : 0;
+        i64 begin = at + plan_scan(mine, &total, sums);
+        if (u < count)
+            c->units[u].begin = plan_own_begin(longest, plan_share(c, begin, length));
+    }
+    __syncthreads();
+    for (int r = threadIdx.x; r < c->ranges; r += MLA_PLAN_THREADS) {
+        const int first = plan_find(c, count, longest, r);
+        const int end = plan_find(c, count, longest, r + 1);
+        c->starts[r] = plan_start(c, int_min(first, count - 1), end, longest);
+    }
+}
+
+/* The first `count` units onto the line, and the line's ranges. */
+static __device__ void plan_line(const mla_call *c, int count, i64 *sums)
+{
+    int most;
+    const i64 all = plan_measure(c, count, &most, sums);
+    if ((i64)count * most > MLA_MOST_LINE) {
+        plan_shares(c, count, all, most, sums);
+        return;
+    }
+    const int least = int_max((int)((all + c->ranges - 1) / c->ranges), MLA_LEAST_RANGE);
+    const int place = plan_place(c, count, most, least);
+    const int longest = place ? 0 : plan_longest(c, count, least, sums);
+    int length = 0;
+    if (longest) {
+        plan_owns(c, 0, count, 0, c->ranges, longest, sums);
+        return;
+    }
     for (int base = 0; base < count; base += MLA_PLAN_THREADS) {
-        int u = base + (int)threadIdx.x, total;
+        int u = base + (int)threadIdx.x;
+        i64 total;
         int mine = u >= count ? 0 : place ? place : c->units[u].tiles + MLA_UNIT_COST;
-        int at = length + plan_scan(mine, &total, sums);
+        int at = length + (int)plan_scan(mine, &total, sums);
         if (u < count)
             c->units[u].begin = at;
-        length += total;
+        length += (int)total;
     }
     __syncthreads();
     int range = place ? plan_whole_range(c, count, place) : least;
@@ -214,48 +353,21 @@ static __device__ void plan_line(const mla_call *c, int count, int *sums)
     }
 }
 
-/* Unit u has `parts` ranges of its own, from range `first` on. */
-static __device__ void plan_fix(const mla_call *c, int u, int first, int parts)
-{
-    const int tiles = c->units[u].tiles, range = plan_fixed_range(c->part, tiles);
-    c->units[u].begin = plan_fixed_begin(c->part, tiles, first);
-    for (int r = first; r < int_min(first + parts, c->ranges + c->fixed); r++)
-        c->starts[r] = plan_start(c, u, u + 1, range);
-    if (parts > 1)
-        c->plan->divided[atomicAdd(&c->plan->num_divided, 1)] =
-            plan_divided(c, &c->units[u], range);
-}
-
-/* Units of sequences of few units, from unit `begin` on. Ranges that are left over have none. */
-static __device__ void plan_fixed(const mla_call *c, int begin, int *sums)
-{
-    const int count = plan_list(c, begin, PLAN_FEW, sums), end = c->ranges + c->fixed;
-    int next = c->ranges;
-    __syncthreads();
-    for (int base = begin; base < count; base += MLA_PLAN_THREADS) {
-        int u = base + (int)threadIdx.x, total;
-        int parts = u < count ? plan_fixed_parts(c->part, c->units[u].tiles) : 0;
-        int first = next + plan_scan(parts, &total, sums);
-        if (u < count)
-            plan_fix(c, u, first, parts);
-        next += total;
-    }
-    for (int r = next + (int)threadIdx.x; r < end; r += MLA_PLAN_THREADS)
-        c->starts[r] = plan_start(c, 0, 0, 1);
-}
-
 extern "C" __global__ void __launch_bounds__(MLA_PLAN_THREADS)
     mla_plan(const __grid_constant__ mla_call c)
 {
-    __shared__ int sums[MLA_PLAN_THREADS / 32];
+    __shared__ i64 sums[MLA_PLAN_THREADS / 32];
     const int count = plan_list(&c, 0, c.fixed ? PLAN_MANY : PLAN_ALL, sums);
     if (threadIdx.x == 0)
         c.plan->num_divided = 0;
     __syncthreads();
     if (c.ranges)
         plan_line(&c, count, sums);
-    if (c.fixed)
-        plan_fixed(&c, count, sums);
+    if (c.fixed) {
+        const int all = plan_list(&c, count, PLAN_FEW, sums);
+        __syncthreads();
+        plan_owns(&c, count, all, c.ranges, c.ranges + c.fixed, 0, sums);
+    }
 }
 
 #endif

@@ -153,6 +153,34 @@ LOOP_OF(plan, units_in_places_are_whole, 0, 20)
     free(c);
 }
 
+/* A prompt whose line is longer than an int: each unit is whole in its range, and ranges are as long as each other but for
+ * one unit. */
+TEST_OF(plan, shares_of_a_long_line)
+{
+    static mla_call call;
+    const int tokens = 1000000, tile = 48;
+    const int longest = (tokens + tile - 1) / tile + MLA_UNIT_COST;
+    i64 length = 0, at = 0, sums[RANGES] = {0};
+    call.ranges = RANGES;
+    for (int u = 0; u < tokens; u++)
+        length += u / tile + 1 + MLA_UNIT_COST;
+    ck_assert(length > INT32_MAX);
+    for (int u = 0, last = 0; u < tokens; u++) {
+        mla_unit unit = {.tiles = u / tile + 1};
+        const int share = plan_share(&call, at, length);
+        int t0, t1;
+        unit.begin = plan_own_begin(longest, share);
+        plan_tiles(&unit, longest, share, &t0, &t1);
+        ck_assert(t0 == 0 && t1 == unit.tiles && share >= last && share < RANGES);
+        ck_assert_int_eq(plan_last_range(&unit, longest), plan_first_range(&unit, longest));
+        sums[share] += unit.tiles + MLA_UNIT_COST;
+        at += unit.tiles + MLA_UNIT_COST;
+        last = share;
+    }
+    for (int r = 0; r < RANGES; r++)
+        ck_assert(llabs(sums[r] - length / RANGES) <= longest);
+}
+
 /* With `fixed`: wherever a unit's ranges begin, its own tiles alone decide how long its parts are. */
 LOOP_OF(plan, fixed_parts_share_out_all_tiles, 0, 60)
 {
@@ -164,16 +192,29 @@ LOOP_OF(plan, fixed_parts_share_out_all_tiles, 0, 60)
     unit->tiles = _i < 40 ? 1 + _i * 3 : 1 + below(20000);
     const int part = _i % 2 ? MLA_FIXED_SHORT : MLA_FIXED_LONG;
     const int range = plan_fixed_range(part, unit->tiles);
-    const int parts = plan_fixed_parts(part, unit->tiles);
+    const int parts = plan_parts(range, unit->tiles);
     ck_assert_int_eq(parts == 1, unit->tiles <= part);
     ck_assert_int_le(parts, MLA_FIXED_PARTS);
     for (int first = 0; first + parts <= RANGES; first += 1 + below(50)) {
-        unit->begin = plan_fixed_begin(part, unit->tiles, first);
+        unit->begin = plan_own_begin(range, first);
         check_unit(c, unit, range);
         ck_assert_int_eq(plan_first_range(unit, range), first);
         ck_assert_int_eq(ranges_of(unit, range), parts);
     }
     free(c);
+}
+
+/* Parts that are as many as before, and as equal as whole tiles can be. */
+TEST_OF(plan, equal_parts_are_as_few)
+{
+    for (int tiles = 1; tiles < 300; tiles++)
+        for (int longest = 1; longest < 50; longest++) {
+            const int range = plan_equal_range(longest, tiles);
+            const int parts = plan_parts(longest, tiles);
+            ck_assert_int_le(range, longest);
+            ck_assert_int_eq(plan_parts(range, tiles), parts);
+            ck_assert_int_le(range * parts - tiles, parts - 1);
+        }
 }
 
 /* Rows that see nothing have a unit all the same, so that their outputs are written. */
