@@ -58,7 +58,12 @@ static int find_fixed(const attn_instance *instance, const attn_problem *problem
         blocks = own > blocks ? own : blocks;
         needed |= (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) != 0;
     }
-    return !needed ? 0 : 2 * blocks < instance->facts.num_sms ? MLA_FIXED_SHORT : MLA_FIXED_LONG;
+    if (!needed)
+        return 0;
+    if (2 * blocks >= instance->facts.num_sms)
+        return MLA_FIXED_LONG;
+    /* Without bounds, sequences may be many. */
+    return blocks && 8 * blocks < instance->facts.num_sms ? MLA_FIXED_SHORT : MLA_FIXED_MIDDLE;
 }
 
 static attn_status find(attn_instance *made, const char *name, uint32_t shared,

@@ -46,7 +46,8 @@ static int fixed_ranges(const attn_bounds *most, int64_t units, int tile, int pa
 {
     const int64_t seqs = most->max_seqs, longest = (int64_t)most->max_kv_len / tile + 2;
     const int64_t parts = longest / part + 1;
-    const int64_t all = seqs * units * (parts < MLA_FIXED_PARTS ? parts : MLA_FIXED_PARTS);
+    const int64_t most_parts = parts < MLA_FIXED_PARTS(part) ? parts : MLA_FIXED_PARTS(part);
+    const int64_t all = seqs * units * most_parts;
     const int64_t some = units * (2 * seqs + most->max_kv_tokens / (tile * part));
     const int64_t least = most->max_kv_tokens > 0 && some < all ? some : all;
     return least < 1 ? 1 : least < MOST_FIXED ? (int)least : MOST_FIXED;

@@ -55,6 +55,12 @@ static __device__ int merge_chunks_log(int groups)
     return log;
 }
 
+/* With `fixed` the order of a sum may not depend on how many units are divided: where sequences are few, as for one. */
+static __device__ int merge_fixed_log(const mla_call &c)
+{
+    return c.part == MLA_FIXED_SHORT ? MERGE_LORA - MERGE_DIMS : MERGE_CHUNKS;
+}
+
 /* Piece i, with the unit of the piece before if it is the same. */
 static __device__ void merge_find(const mla_call &c, int chunks_log, int i, mla_piece &p)
 {
@@ -228,8 +234,7 @@ extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS, MERGE_BLOCKS)
     p.unit = c.plan->divided[0]; /* together with their number */
     p.number = 0;
     const int groups = c.plan->num_divided * c.pair * (c.rows / 8);
-    /* With `fixed` the order of a sum may not depend on how many units are divided. */
-    const int chunks_log = c.fixed ? MERGE_CHUNKS : merge_chunks_log(groups);
+    const int chunks_log = c.fixed ? merge_fixed_log(c) : merge_chunks_log(groups);
     for (int i = blockIdx.x; i < groups << chunks_log; i += gridDim.x) {
         merge_find(c, chunks_log, i, p);
         if (merge_row(c, p, 0) < 0) /* of all threads: no row of the piece is there */

@@ -41,12 +41,13 @@
 #define MLA_MERGE_WARPS   8
 #define MLA_MOST_RANGES   256
 
-/* With `fixed`: units of a sequence whose units have parts, tiles of a part where sequences may be few or many, and the
- * most parts of a unit, for which parts get longer. */
-#define MLA_FIXED_UNITS 2
-#define MLA_FIXED_SHORT 32
-#define MLA_FIXED_LONG  96
-#define MLA_FIXED_PARTS 32
+/* With `fixed`: units of a sequence whose units have parts, tiles of a part where sequences may be few, some or many,
+ * and the most parts of a unit, for which parts get longer. */
+#define MLA_FIXED_UNITS       2
+#define MLA_FIXED_SHORT       8
+#define MLA_FIXED_MIDDLE      32
+#define MLA_FIXED_LONG        96
+#define MLA_FIXED_PARTS(part) ((part) == MLA_FIXED_SHORT ? 128 : 32)
 
 /* Bytes of shared memory of a block of mla_attend with N rows. */
 #define MLA_STAGES            2

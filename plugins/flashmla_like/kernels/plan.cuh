@@ -83,7 +83,7 @@ PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int r
 PORTABLE int plan_fixed_range(int part, int tiles)
 {
     int range = part;
-    while (range * MLA_FIXED_PARTS < tiles)
+    while (range * MLA_FIXED_PARTS(part) < tiles)
         range *= 2;
     return range;
 }

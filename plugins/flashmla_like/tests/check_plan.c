@@ -184,17 +184,18 @@ TEST_OF(plan, shares_of_a_long_line)
 /* With `fixed`: wherever a unit's ranges begin, its own tiles alone decide how long its parts are. */
 LOOP_OF(plan, fixed_parts_share_out_all_tiles, 0, 60)
 {
+    static const int lengths[] = {MLA_FIXED_SHORT, MLA_FIXED_MIDDLE, MLA_FIXED_LONG};
     plan_case *c = malloc(sizeof *c);
     state = (uint32_t)_i;
     make_case(c, 16, 4, -1);
     list_units(c, 0);
     mla_unit *unit = &c->units[0];
     unit->tiles = _i < 40 ? 1 + _i * 3 : 1 + below(20000);
-    const int part = _i % 2 ? MLA_FIXED_SHORT : MLA_FIXED_LONG;
+    const int part = lengths[_i % 3];
     const int range = plan_fixed_range(part, unit->tiles);
     const int parts = plan_parts(range, unit->tiles);
     ck_assert_int_eq(parts == 1, unit->tiles <= part);
-    ck_assert_int_le(parts, MLA_FIXED_PARTS);
+    ck_assert_int_le(parts, MLA_FIXED_PARTS(part));
     for (int first = 0; first + parts <= RANGES; first += 1 + below(50)) {
         unit->begin = plan_own_begin(range, first);
         check_unit(c, unit, range);
