@@ -48,7 +48,7 @@ recurrent="model.config=$top/examples/models/falcon_h1.json attention.linear_att
 # Recurrent layers alone: what else is in a row, such as the needles of queries, goes by the size of chunks.
 delta="model.num_layers=2 model.max_context_len=128 model.linear_family=gdn model.layer_types=linear model.linear.num_q_heads=4
     model.linear.num_kv_heads=2 model.linear.head_dim=32 attention.attention_backend=auto
-    attention.linear_attn_backend=cpu_linear kv_cache.prefix_cache=no"
+    attention.linear_attn_backend=cpu_linear kv_cache.prefix_cache=no verify.rate=1"
 sparse="model.num_q_heads=4 model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4 model.v_head_dim=8
     model.num_layers=2 model.max_context_len=128 model.layer_types=sparse model.index_topk=12 model.index_head_dim=8
     model.index_n_heads=4"
