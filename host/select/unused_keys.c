@@ -5,6 +5,7 @@
 #include "host/select/unused_keys.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "host/select/problem.h"
 #include "host/select/routes.h"
@@ -111,18 +112,31 @@ static void tell_dtypes(const struct config *config, const struct model *model, 
     }
 }
 
+/* ---- Backends -------------------------------------------------------------------------------- */
+
+struct named {
+    const char *key, *name; /* the name may be NULL */
+};
+
+enum { NUM_NAMED = 5 };
+
+static void list_named(const struct config_attention *attention, struct named named[NUM_NAMED])
+{
+    named[0] = (struct named){"attention.attention_backend", attention->attention_backend};
+    named[1] =
+        (struct named){"attention.prefill_attention_backend", attention->prefill_attention_backend};
+    named[2] =
+        (struct named){"attention.decode_attention_backend", attention->decode_attention_backend};
+    named[3] = (struct named){"attention.mm_attention_backend", attention->mm_attention_backend};
+    named[4] = (struct named){"attention.linear_attn_backend", attention->linear_attn_backend};
+}
+
 /* Names of backends that SGLang had once. */
 static void tell_former(const struct config *config, const struct rules *rules, strbuf *text)
 {
-    const struct config_attention *attention = &config->attention;
-    const struct {
-        const char *key, *name;
-    } named[] = {{"attention.attention_backend", attention->attention_backend},
-                 {"attention.prefill_attention_backend", attention->prefill_attention_backend},
-                 {"attention.decode_attention_backend", attention->decode_attention_backend},
-                 {"attention.mm_attention_backend", attention->mm_attention_backend},
-                 {"attention.linear_attn_backend", attention->linear_attn_backend}};
-    for (size_t n = 0; n < sizeof named / sizeof *named; n++) {
+    struct named named[NUM_NAMED];
+    list_named(&config->attention, named);
+    for (size_t n = 0; n < NUM_NAMED; n++) {
         const char *name = named[n].name;
         const struct rule *rule =
             name && !config_backend(config, name) ? rules_former(rules, name) : NULL;
@@ -132,6 +146,37 @@ static void tell_former(const struct config *config, const struct rules *rules, 
                            named[n].key, config_place(config, named[n].key), name, rule->name,
                            rule->aliases.count ? ", in SGLang " : "",
                            rule->aliases.count ? rule->aliases.items[0] : "");
+    }
+}
+
+/* An option of another backend has the name as its value: a child, or the backend of a route. */
+static bool is_child(const struct composer *composer, const char *name)
+{
+    for (size_t d = 0; d < composer->num_definitions; d++)
+        for (size_t t = 0; t < composer->definitions[d].num_texts; t++)
+            if (strcmp(composer->definitions[d].texts[t].value, name) == 0)
+                return true;
+    return false;
+}
+
+/* Sections that no key names, as a misspelt name leaves them. One with the name of a backend type
+ * sets that type's options wherever the type is chosen. */
+static void tell_sections(const struct composer *composer, const struct config *config,
+                          strbuf *text)
+{
+    struct named named[NUM_NAMED];
+    list_named(&config->attention, named);
+    for (size_t b = 0; b < config->backends.count; b++) {
+        const struct config_backend *section = &config->backends.items[b];
+        bool used =
+            registry_find(composer->registry, section->name) || is_child(composer, section->name);
+        for (size_t n = 0; n < NUM_NAMED; n++)
+            used |= named[n].name && strcmp(named[n].name, section->name) == 0;
+        if (!used || strcmp(section->name, "auto") == 0)
+            strbuf_appendf(text, "[backend.%s] (%s): no effect, as %s\n", section->name,
+                           section->place,
+                           used ? "auto stands for the choice by the rules"
+                                : "no backend of that name is asked for");
     }
 }
 
@@ -161,6 +206,7 @@ void unused_keys_list(const struct composer *composer, const struct config *conf
     tell_types(config, selection->model, text);
     tell_dtypes(config, selection->model, text);
     tell_former(config, selection->rules, text);
+    tell_sections(composer, config, text);
     if (selection->model->tp_size > 1)
         strbuf_appendf(text, "model.tp_size %d: heads are those of rank %d\n",
                        selection->model->tp_size, selection->model->tp_rank);

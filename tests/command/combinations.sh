@@ -97,6 +97,9 @@ settings()
     no_such_type) echo "model.chunked.num_kv_heads=1" ;;
     no_such_cache) echo "kv_cache.cross.dtype=f16" ;;
     no_linear) echo "model.linear_family=gdn" ;;
+    misspelt) echo "backend.cpu_natve.isa=generic" ;;
+    options) echo "backend.cpu_native.isa=generic" ;;
+    called_auto) echo "backend.auto.type=cpu_native attention.attention_backend=auto" ;;
     draft_shape) echo "speculative.head_dim=16" ;;
     draft_keys) echo "speculative.head_dim=16 speculative.num_kv_heads=1 speculative.kv_dtype=fp8_e4m3" ;;
     two_drafts) echo "speculative.num_layers=2" ;;
@@ -328,6 +331,10 @@ warned "kv_cache.cross.dtype (--set): no effect, as no KV cache is of that type"
 warned "model.linear_family (--set): no effect, as no layer is linear" plain no_linear
 warned "kv_cache.label_dtype (--set): no effect, as no layer has an indexer" plain labels
 warned "" sparse labels
+warned "" plain options
+warned "" by_hand
+warned "backend.cpu_natve. (--set): no effect, as no backend of that name is asked for" plain misspelt
+warned "backend.auto. (--set): no effect, as auto stands for the choice by the rules" plain called_auto
 warned "speculative.head_dim (--set): no effect, without speculative.draft_tokens" plain draft_shape
 warned "" chains draft_keys
 warned "" plain ranks
