@@ -112,7 +112,7 @@ bool caps_tell(struct caps_visit *visit, const struct caps_problem *p, const cha
 }
 
 /* One problem; false ends the case. */
-static bool visit_one(struct caps_visit *visit, uint32_t kind, uint64_t seed, caps_visitor look)
+static bool visit_one(struct caps_visit *visit, uint32_t kind, uint64_t seed, caps_visitor *look)
 {
     struct caps_problem p;
     struct caps_answer answer;
@@ -128,7 +128,7 @@ static bool visit_one(struct caps_visit *visit, uint32_t kind, uint64_t seed, ca
     return look(visit, &p, &answer);
 }
 
-void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look)
+void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor *look)
 {
     struct caps_visit visit = {.run = run, .grid = grid_of(run->subject)};
     struct case_spec spec;
@@ -146,7 +146,7 @@ void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look)
     }
 }
 
-void caps_visit_problems(struct check_run *run, caps_visitor look)
+void caps_visit_problems(struct check_run *run, caps_visitor *look)
 {
     caps_visit_kind(run, ATTN_KIND_SOFTMAX, look);
 }

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps_visit.h: random problems and query's answers to them: for the checks of group CAPS
- * (check/contract/caps.c, caps_reasons.c).
+ * caps_visit.h: random problems and query's answers to them, for the checks of group CAPS.
  */
 #ifndef HOST_CHECK_CASES_CAPS_VISIT_H
 #define HOST_CHECK_CASES_CAPS_VISIT_H
@@ -46,16 +45,16 @@ struct caps_visit {
 };
 
 /* What a check makes of a problem and its answer. False: it was reported, and the case ends. */
-typedef bool (*caps_visitor)(struct caps_visit *visit, const struct caps_problem *p,
-                             const struct caps_answer *answer);
+typedef bool caps_visitor(struct caps_visit *visit, const struct caps_problem *p,
+                          const struct caps_answer *answer);
 
 /* The thousand problems of a case, and how many cases there are. */
-void caps_visit_problems(struct check_run *run, caps_visitor look);
+void caps_visit_problems(struct check_run *run, caps_visitor *look);
 int32_t caps_count_cases(const struct check_subject *subject);
 
 /* The same of latent or linear layers (kind: ATTN_KIND_MLA, ATTN_KIND_LINEAR). Skipped where no
  * plain problem of that kind is accepted. */
-void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor look);
+void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor *look);
 int32_t caps_count_kind_cases(const struct check_subject *subject, uint32_t kind);
 
 /* A plain problem of that kind that query accepts. False: there is none, and `refusal`, if it is
@@ -64,62 +63,8 @@ enum { CAPS_TEXT = 400 };
 bool caps_find_plain(const struct check_subject *subject, const struct grid *grid, uint32_t kind,
                      struct caps_problem *p, char refusal[CAPS_TEXT]);
 
-/* A thing that query has to refuse, and the field that has to be named (0 = any). */
-enum { CAPS_CHANGES = 3 };
-struct caps_unknown {
-    const char *what;
-    uint32_t field;
-    struct caps_change {
-        size_t member; /* of a caps_problem, of 32 bits; 0 = no change */
-        uint32_t value;
-        bool is_added; /* to the bits that are there */
-    } changes[CAPS_CHANGES];
-    const char
-        *layout; /* of the state if that is the field, else of the KV cache; NULL = as it is */
-    bool of_any; /* it is in problems of all kinds */
-};
-#define CAPS_CHANGE(member, number, is_added)                                                      \
-    {                                                                                              \
-        offsetof(struct caps_problem, member), number, is_added                                    \
-    }
-#define CAPS_VALUE(what, field, of_any, member, number)                                            \
-    {                                                                                              \
-        what, field, {CAPS_CHANGE(member, number, false)}, NULL, of_any                            \
-    }
-#define CAPS_BITS(what, field, of_any, member, bits)                                               \
-    {                                                                                              \
-        what, field, {CAPS_CHANGE(member, bits, true)}, NULL, of_any                               \
-    }
-
-/* Number `n` of those that are in problems of all kinds; NULL: there are fewer. */
-const struct caps_unknown *caps_unknown_of_any(int32_t n);
-
-/* Ask about a problem that is accepted, with that in it. */
-void caps_must_refuse(struct check_run *run, struct caps_problem *p,
-                      const struct caps_unknown *unknown);
-
 /* Report a failure: what is wrong, and the problem. Returns false, as what found it does. */
 bool caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-
-/* What the checks make of a problem: CAPS-01, CAPS-03 (caps.c). */
-bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
-                    const struct caps_answer *answer);
-bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
-                      const struct caps_answer *answer);
-bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
-                      const struct caps_answer *answer);
-bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
-                        const struct caps_answer *answer);
-
-/* CAPS-04, CAPS-06, CAPS-07 (caps_reasons.c). */
-bool caps_look_reasons(struct caps_visit *visit, const struct caps_problem *p,
-                       const struct caps_answer *answer);
-bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
-                      const struct caps_answer *answer);
-bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
-                        const struct caps_answer *answer);
-bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,
-                        const struct caps_answer *answer);
 
 #endif /* HOST_CHECK_CASES_CAPS_VISIT_H */

@@ -7,7 +7,7 @@
  * reasons are what would have to change: with all of the named fields set to what is accepted the
  * answer is yes, with all but one of them it is no.
  */
-#include "host/check/cases/caps_visit.h"
+#include "host/check/contract/caps.h"
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
 

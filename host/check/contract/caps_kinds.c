@@ -5,7 +5,7 @@
  * anything: ranks, parts of a head, forms, families, flags, widths, states. And of every kind: does
  * metadata need as little as the verdict has said?
  */
-#include "host/check/cases/caps_visit.h"
+#include "host/check/contract/caps.h"
 
 #include "host/check/cases/numerics.h"
 

@@ -3,7 +3,7 @@
  * caps_reasons.c: the reasons of a no: are they all there are, in the language of `accepted`, and
  * are as many written as there is room for?
  */
-#include "host/check/cases/caps_visit.h"
+#include "host/check/contract/caps.h"
 
 #include "host/base/dtype.h"
 #include "host/base/bit_names.h"
