@@ -372,6 +372,19 @@ digests "$folder/here" >"$folder/here.digests"
 digests "$folder/there" >"$folder/there.digests"
 tap_try "another seed has others" test "$(cat "$folder/here.digests" "$folder/there.digests" |
     sed 's/.*SHA-256 //' | sort -u | wc -l)" = 4
+
+# The reference names checks that there are; those of stand-ins are in hybrid's own program.
+{
+    "$attnhost" check --list "$plugins/cpu_native.so"
+    "$ATTNHOST_TEST_BUILDDIR/plugins/hybrid/tests/hybrid_check" check --list "$plugins/hybrid.so"
+} | sed -n 's|^[a-z_]*/[A-Z]*-[0-9]*\.\([a-z_]*\).*|\1|p' | sort -u >"$folder/checks"
+awk -F'|' '/^\|/ { for (i = 2; i < 4; i++) if ($i ~ /[A-Z]-[0-9]+\.[a-z]/) print $i }' \
+    "$ATTNHOST_TEST_SRCDIR/docs/CONFORMANCE.md" |
+    grep -oE '(`|[A-Z]-[0-9]+\.)[a-z][a-z_]*[a-z]\b|\b(mla|linear|sparse)_[a-z_]*[a-z]\b' |
+    sed 's/.*[`.]//' | sort -u >"$folder/named"
+tap_try "CONFORMANCE.md names many checks" test "$(wc -l <"$folder/named")" -gt 150
+tap_try "each of which there is" test -z "$(comm -23 "$folder/named" "$folder/checks")"
+
 some="--filter KV-08.* --filter LOAD-01.* --seed 7"
 "$attnhost" check $some --list "$plugins/cpu_native.so" | sed -n 's/^# .*SHA-256 //p' | sort \
     >"$folder/listed"
