@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
@@ -78,6 +79,7 @@ static int run_command(const struct command *command, int argc, char **argv)
     if (command->ends_early)
         interrupt_take();
     if (command->calls_plugins) {
+        signal(SIGXFSZ, SIG_DFL); /* the warden catches it, and names a plugin that it ends */
         warden_begin(name);
         loader_keep_mapped();
         scan_configure("/proc/self/exe");
@@ -96,6 +98,7 @@ static void open_standard(void)
 int main(int argc, char **argv)
 {
     open_standard();
+    signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes fails a write, as a full disk does */
     if (argc < 2) {
         print_help(stderr);
         return EXIT_USAGE;

@@ -325,6 +325,11 @@ for option in -V --help; do
     ends 5 "a full disk is an error of $option" nowhere:exit "attnhost: stdout cannot be written: No space left" -- \
         sh -c '"$1" "$2" >/dev/full' sh "$command" $option
 done
+for arguments in -V "list bystander.ini" "check --help"; do
+    # shellcheck disable=SC2086 # words
+    ends 5 "a limit of file sizes is an error of $arguments" nowhere:exit "stdout cannot be written: File too large" -- \
+        sh -c 'ulimit -f 0; "$@" >limited' sh "$command" $arguments
+done
 
 # ---- Failures of verification --------------------------------------------------------------------
 
