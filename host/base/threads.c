@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * threads.c: see threads.h.
+ * threads.c: how jobs are published to workers, and how workers sleep.
  *
  * A job is published in one atomic word:
  *

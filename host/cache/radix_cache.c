@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * radix_cache.c: prefixes and states in the tree.
+ *
  * All nodes but the root are in one hash table, by (parent, first page). Nodes that are not locked
  * are in one list, by last use, in which a child always stands before its parent:
  *   - a use moves the nodes of a path to the newer end, the deepest first;

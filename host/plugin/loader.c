@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loader.c: see loader.h.
+ * loader.c: the steps of opening a plugin, in their order.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dladdr1, dlinfo */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_replay.c: see linear_replay.h.
+ * linear_replay.c: a recurrence computed row by row, in the exact and in the naive form.
  */
 #include "host/reference/linear_step.h"
 

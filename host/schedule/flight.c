@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What becomes of a step: launched, confirmed, dropped, or lost with the device.
+ * flight.c: a step after it was planned: launched, confirmed, dropped, or lost with the device.
  *
  * A launch moves requests on as if the step had ended, which is what the plan of the next one
  * needs, and leaves a record of what the end will add. Records are confirmed in order, so the mark

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What runs next: all of the scheduler that allocates.
+ * plan.c: the choice of the next step: all of the scheduler that allocates.
  */
 #include <assert.h>
 #include <string.h>

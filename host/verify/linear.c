@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * linear.c: rows of recurrences, replayed and judged.
+ *
  * The work is cut into (sequence, group of v heads) pieces. A piece goes through the rows some at a
  * time: it makes the operands of its heads, lets the oracle go on by them, and judges the rows that
  * are sampled. Verdicts are gathered when all pieces are done, in the order of rows and heads.

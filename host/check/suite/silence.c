@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * silence.c: see silence.h.
+ * silence.c: a child's processor time, and whether any of its threads is runnable.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* clock_getcpuclockid */

@@ -12,10 +12,11 @@ enum {
     SLACK = 3, /* elements before arrays and rows that nothing is to be looked for in */
     ROWS = STAND_TOKENS + STAND_FIRST_ROW + 2,
     MOST_SPARE = 5, /* rows of no sequence */
+    /* Streams of draws, two letters each: spare rows, flags of layers, types of inputs, pages. */
     SPARE = 0x5350,
     READ_ONLY = 0x524f,
     INPUTS = 0x494e,
-    PAGE = 0x5047, /* streams of these, of flags of layers, of types of inputs, of pages */
+    PAGE = 0x5047,
     TABLE_STRIDE = STAND_LONG + 5,
     PAGES = STAND_SEQS * STAND_LONG,
     MASK_BYTES = STAND_SEQS * (STAND_Q_LEN * STAND_LONG / 8 + 8),
