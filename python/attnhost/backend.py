@@ -15,6 +15,7 @@ calls what begins with an underscore. Tensors are PyTorch's where PyTorch is ins
 """
 import contextlib
 import ctypes
+import difflib
 import gc
 import importlib
 import importlib.util
@@ -481,6 +482,22 @@ def _range_text(field: str, given: Any, accepts: Dict[str, Any]) -> str:
     return ", ".join(items)
 
 
+def _check_attributes(cls: Any) -> None:
+    """Against declarations that would be read as nothing: of another type, or of a name that is almost ours."""
+    declared = Backend.__annotations__
+    for name in declared:
+        value, otherwise = getattr(cls, name), getattr(Backend, name)
+        if isinstance(otherwise, (str, bool)) and not isinstance(value, type(otherwise)):
+            accepted = "True or False" if isinstance(otherwise, bool) else "a text, in which commas separate names"
+            raise Error("CONFIG_ERROR", f"class {cls.name}: {name} = {value!r}: accepted {accepted}")
+    own = {name for c in cls.__mro__ if c not in Backend.__mro__ for name, value in vars(c).items()
+           if not callable(value) and not isinstance(value, (classmethod, staticmethod, property))}
+    for name in own - set(declared):
+        for near in difflib.get_close_matches(name, declared, 1, 0.85):
+            raise Error("CONFIG_ERROR", f"class {cls.name}: {name}: did you mean {near}? Accepted for an attribute "
+                        "of your own: a name that differs more")
+
+
 def _default_text(option: Option) -> Optional[str]:
     if option.default is None:
         return None
@@ -499,6 +516,7 @@ class _Kind:
 
     def __init__(self, cls: type) -> None:
         self.cls: Any = cls
+        _check_attributes(cls)
         parameters = inspect.signature(cls.forward).parameters  # type: ignore[attr-defined]
         self.wants = list(parameters)[1:]
         known = {"layer", "plan", "batch", "keys", "flags", *_ROLES}
@@ -543,7 +561,9 @@ class _Kind:
 
     def supports(self, problem: Sequence[Any], options: Sequence[Tuple[str, Any]]) -> Any:
         try:
-            reasons = self.cls.supports(Problem(problem), self.values(options))
+            reasons = tuple(self.cls.supports(Problem(problem), self.values(options)))
+            if not all(isinstance(r, Reason) for r in reasons):
+                raise TypeError(f"supports() gives {reasons!r}: accepted Reason(field, got, accepted)")
             return (tuple((r.field, r.with_field, str(r.got), str(r.accepted)) for r in reasons),)
         except BaseException as error:  # pylint: disable=broad-except
             return _describe(error)

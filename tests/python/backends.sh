@@ -32,6 +32,27 @@ missing()
     esac
 }
 
+# misdeclared LINE TEXT: a class with this line is refused, and TEXT says why.
+misdeclared()
+{
+    cat >"$scratch/misdeclared.py" <<EOT
+from attnhost.backend import Backend
+
+
+class Mine(Backend):
+    name, tensors = "mine", "numpy"
+    $1
+
+    def forward(self, q, out):
+        pass
+EOT
+    output=$("$attnhost" inspect "$scratch/misdeclared.py" 2>&1)
+    case $? in
+    3) tap_try "a class with $1 is refused" test -z "${output##*class mine: $2*}" ;;
+    *) tap_not_ok "a class with $1 is refused" "$output" ;;
+    esac
+}
+
 backends_numpy()
 {
     if ! can_embed; then
@@ -44,6 +65,11 @@ backends_numpy()
     missing flashinfer.py 'flashinfer: pip install flashinfer-python'
     missing flashmla.py 'flash_mla: pip install sgl-flash-mla'
     missing sdpa.py 'torch: pip install torch'
+    misdeclared 'dtypes = "f64, f3"' "dtypes: 'f3': accepted "
+    misdeclared 'flags = ["sinks"]' "flags = \['sinks'\]: accepted a text"
+    misdeclared 'notes = "deterministic",' "notes = ('deterministic',): accepted a text"
+    misdeclared 'saves_kv = "no"' "saves_kv = 'no': accepted True or False"
+    misdeclared 'dtype = "f32"' "dtype: did you mean dtypes?"
     tap_try "examples have 120 lines at most" sh -c '
         test "$(cat "$0"/*.py | wc -l)" -gt 0 &&
             wc -l "$0"/*.py | awk '"'"'$2 != "total" && $1 > 120 { print; long = 1 } END { exit long }'"'"'' \
