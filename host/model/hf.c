@@ -9,6 +9,7 @@
 #include "host/model/hf.h"
 
 #include <float.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,16 +170,33 @@ struct hf_heads hf_read_heads(const struct hf_source *source)
     return heads;
 }
 
-/* [lowest, highest]; Transformers writes an infinite bound, which is none, as Infinity or as
- * {"__float__": "Infinity"}. Families with a minimum of its own key have set it before. */
+/* Transformers writes an infinite bound as Infinity or as {"__float__": "Infinity"}. */
+static double upper_bound(const cJSON *high)
+{
+    const cJSON *word = cJSON_GetObjectItemCaseSensitive(high, "__float__");
+    if (cJSON_IsNumber(high))
+        return high->valuedouble;
+    bool none =
+        cJSON_IsNull(high) || (cJSON_IsString(word) && strcmp(word->valuestring, "Infinity") == 0);
+    return none ? HUGE_VAL : 0;
+}
+
+/* [lowest, highest]. Families with a minimum of its own key have set it before. */
 static void read_bounds(const struct hf_source *source, attn_linear_dims *dims)
 {
     const cJSON *limit = json_array(&source->text, "time_step_limit", -1);
-    const cJSON *low = cJSON_GetArrayItem(limit, 0), *high = cJSON_GetArrayItem(limit, 1);
-    if (cJSON_IsNumber(low) && dims->dt_min == 0)
-        dims->dt_min = (float)low->valuedouble;
-    if (cJSON_IsNumber(high) && high->valuedouble < (double)FLT_MAX)
-        dims->dt_max = (float)high->valuedouble;
+    if (!limit)
+        return;
+    const cJSON *low = cJSON_GetArrayItem(limit, 0);
+    double least = cJSON_IsNumber(low) ? low->valuedouble : -1;
+    double most = upper_bound(cJSON_GetArrayItem(limit, 1));
+    if (cJSON_GetArraySize(limit) != 2 || least < 0 || least >= most || least > (double)FLT_MAX)
+        json_fail(&source->text, "time_step_limit",
+                  "accepted [lowest, highest], two numbers from 0 on in that order");
+    if (dims->dt_min == 0)
+        dims->dt_min = (float)least;
+    if (most < (double)FLT_MAX)
+        dims->dt_max = (float)most;
 }
 
 void hf_mamba2_dims(const struct hf_source *source, const char *key, attn_linear_dims *dims)

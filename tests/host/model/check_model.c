@@ -512,6 +512,27 @@ static struct model *read_text(const char *text)
     return model;
 }
 
+TEST_OF(hugging_face, limits_of_time_steps)
+{
+    static const char *const wrong[] = {"[]",        "[0.5]",          "[0, 0]",
+                                        "[5, 1]",    "[-1, 1]",        "[0, 1, 2]",
+                                        "[null, 1]", "[\"0\", \"1\"]", "[0, \"\"]",
+                                        "[0, [1]]",  "[1e39, null]",   "[0, {\"__float__\": 1}]"};
+    static const char model[] =
+        "{\"architectures\": [\"Mamba2ForCausalLM\"], \"num_hidden_layers\": 1, \"hidden_size\": "
+        "64, "
+        "\"num_heads\": 2, \"head_dim\": 64, \"n_groups\": 1, \"time_step_limit\": %s}";
+    char text[256];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        snprintf(text, sizeof text, model, wrong[i]);
+        hf_refused(text, "x/config.json: time_step_limit: accepted [lowest, highest]", NULL);
+    }
+    snprintf(text, sizeof text, model, "[0.5, null]");
+    struct model *open = read_text(text);
+    ck_assert(open->groups[0].linear->dt_min == 0.5f && open->groups[0].linear->dt_max == 0);
+    model_destroy(open);
+}
+
 /* One group of causal attention: all that a plain decoder has. */
 static void assert_plain(const char *text, int32_t kv_heads, int32_t head_dim)
 {
