@@ -24,7 +24,7 @@ const uint32_t fi_num_shapes = sizeof fi_shapes / sizeof fi_shapes[0];
 
 #define SHAPE(...)    FI_SHAPE_SM80(__VA_ARGS__),
 #define SHAPE_16(...) FI_SHAPE_SM80_16(__VA_ARGS__),
-static const fi_shape earlier_shapes[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
+static const fi_shape earlier_shapes[] = {FI_SHAPES(SHAPE, SHAPE_16)};
 enum { NUM_EARLIER = sizeof earlier_shapes / sizeof earlier_shapes[0] };
 #undef SHAPE
 #undef SHAPE_16

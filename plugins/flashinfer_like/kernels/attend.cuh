@@ -207,7 +207,7 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
                FI_LINE(line, stages), 1, FI_ATTEND_PRODUCERS(FI_LINE(line, dim)),                  \
                FI_ATTEND_ROOM(FI_LINE(line, dim)), FI_HALF_##type, 0)
 #define FI_ATTEND_MANY(line, type)                                                                 \
-    static_assert(FI_LINE(line, many_shared) > 0, "the table has it");                             \
+    static_assert(FI_LINE(line, dim) <= FI_MANY_DIM, "the host has it");                           \
     FI_KERNEL(fi_attend_many_##line##_##type, false, FI_LINE(line, dim), FI_LINE(line, v_dim),     \
               FI_MANY_STAGES(FI_LINE(line, dim), FI_LINE(line, stages)), 2, 1, 1, FI_HALF_##type,  \
               0)
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
                FI_LINE(line, codes_stages), FI_CODES_TEAMS(FI_LINE(line, v_dim)), 1, 1,            \
                FI_HALF_##type, FI_CODES_##codes)
 #define FI_ATTEND_CODES_MANY(line, type, codes)                                                    \
-    static_assert(FI_LINE(line, codes_many_shared) > 0, "the table has it");                       \
+    static_assert(FI_LINE(line, dim) <= FI_MANY_DIM, "the host has it");                           \
     FI_KERNEL(fi_attend_many_##line##_##type##_##codes, false, FI_LINE(line, dim),                 \
               FI_LINE(line, v_dim), FI_CODES_MANY_STAGES, 1, 1, 2, FI_HALF_##type,                 \
               FI_CODES_##codes)

@@ -93,36 +93,9 @@ struct attend_shape {
                       65536 / blocks / 128 / (teams + producers) / 8 * 8 * (teams + producers),
                   "registers");
     static_assert(FI_KEYS == WARPS * GROUP_KEYS, "each warp has a group of a unit");
+    static_assert(shared_bytes == FI_ATTEND_BYTES(dim, v_dim, stages, teams, size),
+                  "the host's bytes");
 };
-
-#define CHECK_BYTES(bytes, ...)                                                                    \
-    static_assert(bytes == 0 || attend_shape<__VA_ARGS__>::shared_bytes == bytes,                  \
-                  "the table's bytes of shared memory");
-#define CHECK_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,     \
-                    codes_many_shared, ...)                                                        \
-    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim),      \
-                false, 0)                                                                          \
-    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, 0)           \
-    CHECK_BYTES(codes_shared, dim, v_dim, codes_stages, FI_CODES_TEAMS(v_dim), 1, 1, false,        \
-                ELEMENT_E4M3)                                                                      \
-    CHECK_BYTES(codes_many_shared, dim, v_dim, FI_CODES_MANY_STAGES, 1, 1, 2, false, ELEMENT_E4M3)
-#define CHECK_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                         \
-    CHECK_BYTES(shared, dim, v_dim, stages, 1, FI_ATTEND_PRODUCERS(dim), FI_ATTEND_ROOM(dim),      \
-                false, 0)                                                                          \
-    CHECK_BYTES(many_shared, dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 1, 1, false, 0)
-FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
-#undef CHECK_SHAPE
-#undef CHECK_SHAPE_16
-#define CHECK_SHAPE(name, dim, v_dim, shared, codes_shared, ...)                                   \
-    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, 0)                 \
-    CHECK_BYTES(codes_shared, dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1, 1, false,        \
-                ELEMENT_E4M3)
-#define CHECK_SHAPE_16(name, dim, v_dim, shared, ...)                                              \
-    CHECK_BYTES(shared, dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 1, 1, false, 0)
-FI_SHAPES_SM80(CHECK_SHAPE, CHECK_SHAPE_16)
-#undef CHECK_SHAPE
-#undef CHECK_SHAPE_16
-#undef CHECK_BYTES
 
 /* ---- Stages -------------------------------------------------------------------------------- */
 

@@ -329,7 +329,7 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_LINE(line, codes_keys),                             \
-                      FI_LINE(line, prefill_codes_stages), FI_LINE(line, codes_q_slots),           \
+                      FI_LINE(line, prefill_stages), FI_LINE(line, codes_q_slots),                 \
                       FI_LINE(line, code_slots), FI_HALF_##type, FI_CODES_##codes)
 #else
 #define FI_PREFILL(line, type)                                                                     \

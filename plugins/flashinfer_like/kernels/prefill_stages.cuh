@@ -92,40 +92,12 @@ struct prefill_shape {
     static_assert(32 << warps_shift == consumers, "warps that multiply");
     static_assert(FI_STORE_ROWS == GROUP_ROWS, "a warpgroup's rows leave together");
     static_assert(parts == 1 || parts == 2, "a lane looks up one key");
-    static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
+    static_assert(shared_bytes ==
+                      FI_PREFILL_BYTES(rows, dim, dim_v, keys, stages, q_slots, code_slots) +
+                          (sloped ? FI_SLOPES_BYTES(keys) : 0),
+                  "the host's bytes");
+    static_assert(shared_bytes <= FI_SHARED_MOST, "a block has at most 227 KiB of shared memory");
 };
-
-#define CHECK_SHAPE(name, dim, v_dim, a, b, c, d, e, f, keys, stages, q_slots, shared, codes_keys, \
-                    codes_stages, codes_q_slots, slots, codes_shared)                              \
-    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false, 0>::shared_bytes ==   \
-                      shared,                                                                      \
-                  #name ": the table's bytes of shared memory");                                   \
-    static_assert(prefill_shape<dim, v_dim, codes_keys, codes_stages, codes_q_slots, slots, false, \
-                                ELEMENT_E4M3>::shared_bytes == codes_shared,                       \
-                  #name ": the table's bytes of shared memory for fp8");
-#define CHECK_SHAPE_16(name, dim, v_dim, a, b, c, keys, stages, q_slots, shared)                   \
-    static_assert(prefill_shape<dim, v_dim, keys, stages, q_slots, 0, false, 0>::shared_bytes ==   \
-                      shared,                                                                      \
-                  #name ": the table's bytes of shared memory");
-FI_SHAPES(CHECK_SHAPE, CHECK_SHAPE_16)
-#undef CHECK_SHAPE
-#undef CHECK_SHAPE_16
-#define CHECK_SHAPE(name, dim, v_dim, a, b, shared, codes_shared)                                  \
-    static_assert(                                                                                 \
-        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false, 0>::shared_bytes ==   \
-                shared &&                                                                          \
-            prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_CODES_STAGES(dim), 1,                       \
-                          FI_SM80_CODE_SLOTS(dim), false, ELEMENT_E4M3>::shared_bytes ==           \
-                codes_shared,                                                                      \
-        #name ": the table's bytes of shared memory for sm_80");
-#define CHECK_SHAPE_16(name, dim, v_dim, a, shared)                                                \
-    static_assert(                                                                                 \
-        prefill_shape<dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0, false, 0>::shared_bytes ==   \
-            shared,                                                                                \
-        #name ": the table's bytes of shared memory for sm_80");
-FI_SHAPES_SM80(CHECK_SHAPE, CHECK_SHAPE_16)
-#undef CHECK_SHAPE
-#undef CHECK_SHAPE_16
 
 /* ---- Work and barriers --------------------------------------------------------------------- */
 

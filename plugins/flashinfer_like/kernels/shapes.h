@@ -13,23 +13,19 @@
 #ifndef FI_SHAPES_H
 #define FI_SHAPES_H
 
-/* X(name, head_dim, v_head_dim, attend: stages, bytes of shared memory, the same for many items
- * (0: there is no such kernel); attend over fp8: the same three; prefill: keys of a unit, stages,
- * tiles of queries, bytes of shared memory; prefill over fp8: the same, before the bytes units of
- * codes), smaller ones first. X16: the same without kernels over fp8, and without their numbers. A
- * multiprocessor has one block of any, but for many items over fp8.
+/* X(name, head_dim, v_head_dim, stages of attend, the same over fp8), smaller ones first. X16: the same
+ * without kernels over fp8. All else follows from these, below.
  *
  * Of attend, memory is at its best with some 96 to 128 KiB on their way; more of them are worse, by
- * 1 to 3 %. Of prefill, 64 keys where registers have no room for scores of 128 beside the sums. */
+ * 1 to 3 %. */
 #define FI_SHAPES(X, X16)                                                                          \
-    X(d64, 64, 64, 6, 107120, 148640, 10, 173232, 70224, 128, 3, 2, 132608, 128, 3, 2, 2, 198144)  \
-    X16(d80, 80, 80, 4, 143952, 156768, 128, 2, 2, 198144)                                         \
-    X(d96, 96, 96, 4, 143952, 156768, 8, 144528, 72272, 128, 2, 2, 198144, 128, 2, 1, 2, 230912)   \
-    X(d128, 128, 128, 4, 148048, 164960, 8, 148624, 74320, 128, 2, 2, 198144, 128, 2, 1, 2,        \
-      230912)                                                                                      \
-    X(d192, 192, 192, 4, 215888, 0, 5, 183200, 0, 64, 2, 2, 198144, 64, 2, 1, 2, 214528)           \
-    X(d192_v128, 192, 128, 5, 220000, 0, 6, 171440, 0, 128, 2, 1, 214528, 64, 2, 2, 2, 230912)     \
-    X(d256, 256, 256, 3, 222016, 0, 5, 189344, 0, 64, 2, 1, 198144, 64, 2, 1, 1, 230912)
+    X(d64, 64, 64, 6, 10)                                                                          \
+    X16(d80, 80, 80, 4)                                                                            \
+    X(d96, 96, 96, 4, 8)                                                                           \
+    X(d128, 128, 128, 4, 8)                                                                        \
+    X(d192, 192, 192, 4, 5)                                                                        \
+    X(d192_v128, 192, 128, 5, 6)                                                                   \
+    X(d256, 256, 256, 3, 5)
 
 /* Heads whose sums two warpgroups share (wide.cuh), on Hopper alone: one kernel, of tiles of
  * FI_WIDE_ROWS, for any number of rows. X(name, head_dim, v_head_dim, keys of a unit, stages of keys,
@@ -48,9 +44,51 @@
 
 /* Of attend: blocks of a multiprocessor. Of short rows it is two, with fewer stages: while one
  * waits for a merge, or for its first keys, the other multiplies. Longer rows lose more by fewer
- * registers and stages than that saves. For many items there are as many stages as fit. */
+ * registers and stages than that saves. For many items there are as many stages as fit, up to
+ * FI_MANY_DIM dimensions; over fp8 two blocks. A multiprocessor has one block of any other kernel. */
 #define FI_ATTEND_ROOM(dim)         ((dim) > 64 ? 1 : 2)
+#define FI_MANY_DIM                 128
 #define FI_MANY_STAGES(dim, stages) ((dim) > 64 ? (stages) : 8)
+
+/* Bytes of shared memory of attend: stages with their barriers, queries of more than 128 dimensions,
+ * what warps exchange, the rows' largest logits. `size`: of an element. attend_shape has the places. */
+#define FI_PANELS(dim, size) (((dim) * (size) + 127) / 128) /* of 128 bytes of a row */
+#define FI_ATTEND_BYTES(dim, v_dim, stages, teams, size)                                           \
+    ((stages) * (FI_KEYS * 128 * (FI_PANELS(dim, size) + FI_PANELS(v_dim, size)) + 16) +           \
+     ((dim) > 128 ? FI_ROWS * (2 * (dim) + 16 + ((size) == 1 ? 4 : 0)) : 0) +                      \
+     (teams)*16 * ((dim) > 128 || (size) == 1 ? 4 : 8) * (((v_dim) + 31) / 32 * 32) +              \
+     (teams)*512 + ((size) == 1 ? 1 : (teams)) * 16)
+#define FI_MANY_BYTES(dim, v_dim, stages)                                                          \
+    ((dim) > FI_MANY_DIM ? 0 : FI_ATTEND_BYTES(dim, v_dim, FI_MANY_STAGES(dim, stages), 2, 2))
+#define FI_CODES_MANY_BYTES(dim, v_dim)                                                            \
+    ((dim) > FI_MANY_DIM ? 0 : FI_ATTEND_BYTES(dim, v_dim, FI_CODES_MANY_STAGES, 1, 1))
+
+/* The same of prefill: queries, keys and values, codes on their way, the control block. prefill_shape
+ * has the places. */
+#define FI_SHARED_MOST 232448 /* that a block can have: 227 KiB */
+#define FI_PREFILL_BYTES(rows, dim, v_dim, keys, stages, q_slots, code_slots)                      \
+    (128 * ((q_slots) * (rows)*FI_PANELS(dim, 2) +                                                 \
+            (keys) * ((stages) * (FI_PANELS(dim, 2) + FI_PANELS(v_dim, 2)) +                       \
+                      (code_slots) * (FI_PANELS(dim, 1) + FI_PANELS(v_dim, 1)))) +                 \
+     ((rows) < FI_PREFILL_ROWS && (code_slots) ? 2560 : 1536))
+
+/* Of prefill: keys of a unit (64 where registers have no room for scores of 128 beside the sums),
+ * stages, tiles of queries: two if they fit. */
+#define FI_PREFILL_KEYS(v_dim) ((v_dim) > 128 ? 64 : 128)
+#define FI_PREFILL_STAGES(dim) ((dim) > 64 ? 2 : 3)
+#define FI_PREFILL_OF(dim, v_dim, q_slots)                                                         \
+    FI_PREFILL_BYTES(FI_PREFILL_ROWS, dim, v_dim, FI_PREFILL_KEYS(v_dim), FI_PREFILL_STAGES(dim),  \
+                     q_slots, 0)
+#define FI_Q_SLOTS(dim, v_dim) (FI_PREFILL_OF(dim, v_dim, 2) <= FI_SHARED_MOST ? 2 : 1)
+
+/* The same over fp8; units of codes on their way: two if they fit, before a second tile of queries. */
+#define FI_CODES_KEYS(dim) ((dim) > 128 ? 64 : 128)
+#define FI_PREFILL_CODES_OF(dim, v_dim, q_slots, code_slots)                                       \
+    FI_PREFILL_BYTES(FI_PREFILL_ROWS, dim, v_dim, FI_CODES_KEYS(dim), FI_PREFILL_STAGES(dim),      \
+                     q_slots, code_slots)
+#define FI_CODE_SLOTS(dim, v_dim) (FI_PREFILL_CODES_OF(dim, v_dim, 1, 2) <= FI_SHARED_MOST ? 2 : 1)
+#define FI_CODES_Q_SLOTS(dim, v_dim)                                                               \
+    (FI_PREFILL_CODES_OF(dim, v_dim, 2, FI_CODE_SLOTS(dim, v_dim)) <= FI_SHARED_MOST ? 2 : 1)
 
 /* Of prefill for half a tile's rows, on Hopper, where a warpgroup has registers for all columns:
  * units of FI_KEYS keys as decode has them, for it waits for memory as well; of 64 dimensions, whose
@@ -58,13 +96,10 @@
 #define FI_HALF_STAGES(dim) 4
 #define FI_HALF_KEYS(dim)   ((dim) > 64 ? FI_KEYS : 128)
 #define FI_HALF_SLOTS       2 /* tiles of queries */
-#define FI_HALF_PANELS(dim) (((dim) + 63) / 64)
 #define FI_HALF_BYTES(dim, v_dim)                                                                  \
     ((dim) > 128 ? 0                                                                               \
-                 : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                     \
-                          FI_HALF_STAGES(dim) * FI_HALF_KEYS(dim) *                                \
-                              (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim))) +                     \
-                       1536)
+                 : FI_PREFILL_BYTES(FI_HALF_ROWS, dim, v_dim, FI_HALF_KEYS(dim),                   \
+                                    FI_HALF_STAGES(dim), FI_HALF_SLOTS, 0))
 
 /* Most dimensions of prefill's kernels for groups with slopes (prefill_slopes.cuh), on Hopper. */
 #define FI_SLOPES_DIM         128
@@ -75,14 +110,10 @@
 #define FI_HALF_CODES_KEYS   128
 #define FI_HALF_CODES_STAGES 2
 #define FI_HALF_CODES_SLOTS  2
-#define FI_HALF_CODES_BYTES(dim, v_dim, whole)                                                     \
-    ((dim) > 128 || !(whole)                                                                       \
-         ? 0                                                                                       \
-         : 128 * (FI_HALF_SLOTS * FI_HALF_ROWS * FI_HALF_PANELS(dim) +                             \
-                  FI_HALF_CODES_KEYS *                                                             \
-                      (FI_HALF_CODES_STAGES * (FI_HALF_PANELS(dim) + FI_HALF_PANELS(v_dim)) +      \
-                       FI_HALF_CODES_SLOTS * 2)) +                                                 \
-               2560)
+#define FI_HALF_CODES_BYTES(dim, v_dim)                                                            \
+    ((dim) > 128 ? 0                                                                               \
+                 : FI_PREFILL_BYTES(FI_HALF_ROWS, dim, v_dim, FI_HALF_CODES_KEYS,                  \
+                                    FI_HALF_CODES_STAGES, FI_HALF_SLOTS, FI_HALF_CODES_SLOTS))
 
 /* The same kernels for sm_80 to sm_89, which have no copy engine and no warpgroups, and less shared
  * memory: 99 KiB a block but for sm_80 and sm_87, which have 163. Teams of one, units of 64 keys.
@@ -93,35 +124,27 @@
 #define FI_SM80_ATTEND_STAGES(dim)       ((dim) > 128 ? 1 : (dim) > 64 ? 2 : 5)
 #define FI_SM80_ATTEND_CODES_STAGES(dim) ((dim) > 128 ? 2 : 5)
 
-/* X(name, head_dim, v_head_dim, bytes of shared memory: attend, the same over fp8, prefill, the
- * same over fp8), in the order of FI_SHAPES. */
-#define FI_SHAPES_SM80(X, X16)                                                                     \
-    X(d64, 64, 64, 90720, 86624, 50688, 83456)                                                     \
-    X16(d80, 80, 80, 78384, 99840)                                                                 \
-    X(d96, 96, 96, 78384, 88672, 99840, 99840)                                                     \
-    X(d128, 128, 128, 82480, 90720, 99840, 99840)                                                  \
-    X(d192, 192, 192, 68384, 84848, 99840, 132608)                                                 \
-    X(d192_v128, 192, 128, 56096, 64368, 91648, 116224)                                            \
-    X(d256, 256, 256, 90912, 90992, 132608, 165376)
-
 #ifdef __CUDACC__
 
 /* A line as the files of the kernels read it: FI_LINE(d128, stages). */
 struct fi_line {
-    int dim, v_dim, stages, many_shared, codes_stages, codes_many_shared;
+    int dim, v_dim, stages, codes_stages;
     int keys, prefill_stages, q_slots;
-    int codes_keys, prefill_codes_stages, codes_q_slots, code_slots;
+    int codes_keys, codes_q_slots, code_slots;
 };
 #define FI_LINE(line, number) fi_line_##line.number
-#define LINE(name, dim, v_dim, stages, shared, many, codes_stages, codes_shared, codes_many, keys, \
-             prefill_stages, q_slots, prefill_shared, codes_keys, prefill_codes_stages,            \
-             codes_q_slots, code_slots, prefill_codes_shared)                                      \
-    static constexpr fi_line fi_line_##name = {                                                    \
-        dim,       v_dim,          stages,  many,       codes_stages,         codes_many,          \
-        keys,      prefill_stages, q_slots, codes_keys, prefill_codes_stages, codes_q_slots,       \
-        code_slots};
-#define LINE_16(name, dim, v_dim, stages, shared, many, ...)                                       \
-    LINE(name, dim, v_dim, stages, shared, many, 0, 0, 0, __VA_ARGS__, 0, 0, 0, 0, 0)
+#define LINE(name, dim, v_dim, stages, codes_stages)                                               \
+    static constexpr fi_line fi_line_##name = {dim,                                                \
+                                               v_dim,                                              \
+                                               stages,                                             \
+                                               codes_stages,                                       \
+                                               FI_PREFILL_KEYS(v_dim),                             \
+                                               FI_PREFILL_STAGES(dim),                             \
+                                               FI_Q_SLOTS(dim, v_dim),                             \
+                                               FI_CODES_KEYS(dim),                                 \
+                                               FI_CODES_Q_SLOTS(dim, v_dim),                       \
+                                               FI_CODE_SLOTS(dim, v_dim)};
+#define LINE_16(name, dim, v_dim, stages) LINE(name, dim, v_dim, stages, 0)
 FI_SHAPES(LINE, LINE_16)
 #undef LINE
 #undef LINE_16
@@ -174,55 +197,47 @@ typedef struct fi_shape {
     fi_kernel kernels[KERNEL_COUNT];
 } fi_shape;
 
-#define FI_TEAM(bytes, teams) ((bytes) ? (teams)*128 : 0)
-#define FI_SHAPE(name, dim, v_dim, stages, shared, many_shared, codes_stages, codes_shared,        \
-                 codes_many_shared, keys, prefill_stages, q_slots, prefill_shared, codes_keys,     \
-                 prefill_codes_stages, codes_q_slots, code_slots, prefill_codes_shared)            \
+/* A kernel of so many teams; none without bytes. */
+#define FI_KERNEL_OF(name, rows, keys, teams, bytes, blocks, begin)                                \
+    {                                                                                              \
+        name, rows, keys, (bytes) ? (teams)*128 : 0, bytes, blocks, begin                          \
+    }
+#define FI_SHAPE(name, dim, v_dim, stages, codes_stages)                                           \
     {                                                                                              \
         dim, v_dim, 1,                                                                             \
         {                                                                                          \
-            {"fi_attend_" #name,  FI_ROWS, FI_KEYS, (1 + FI_ATTEND_PRODUCERS(dim)) * 128, shared,  \
-             FI_ATTEND_ROOM(dim), 2},                                                              \
-                {"fi_attend_many_" #name,                                                          \
-                 FI_ROWS,                                                                          \
-                 FI_KEYS,                                                                          \
-                 FI_TEAM(many_shared, 3),                                                          \
-                 many_shared,                                                                      \
-                 1,                                                                                \
-                 2},                                                                               \
-                {"fi_prefill_" #name, FI_PREFILL_ROWS, keys, 384, prefill_shared, 1, 0},           \
-                {"fi_prefill_half_" #name,                                                         \
-                 FI_HALF_ROWS,                                                                     \
-                 FI_HALF_KEYS(dim),                                                                \
-                 FI_TEAM(FI_HALF_BYTES(dim, v_dim), 2),                                            \
-                 FI_HALF_BYTES(dim, v_dim),                                                        \
-                 1,                                                                                \
-                 0},                                                                               \
-                {"fi_attend_" #name,                                                               \
-                 FI_ROWS,                                                                          \
-                 FI_KEYS,                                                                          \
-                 FI_TEAM(codes_shared, FI_CODES_TEAMS(v_dim) + 1),                                 \
-                 codes_shared,                                                                     \
-                 1,                                                                                \
-                 (v_dim) > 128 ? 5 : 10},                                                          \
-                {"fi_attend_many_" #name, FI_ROWS, FI_KEYS, FI_TEAM(codes_many_shared, 2),         \
-                 codes_many_shared,       2,       6},                                             \
-                {"fi_prefill_" #name,                                                              \
-                 FI_PREFILL_ROWS,                                                                  \
-                 codes_keys,                                                                       \
-                 FI_TEAM(prefill_codes_shared, 3),                                                 \
-                 prefill_codes_shared,                                                             \
-                 1,                                                                                \
-                 0},                                                                               \
-            {                                                                                      \
-                "fi_prefill_half_" #name, FI_HALF_ROWS, FI_HALF_CODES_KEYS,                        \
-                    FI_TEAM(FI_HALF_CODES_BYTES(dim, v_dim, prefill_codes_shared), 3),             \
-                    FI_HALF_CODES_BYTES(dim, v_dim, prefill_codes_shared), 1, 0                    \
-            }                                                                                      \
+            [KERNEL_ATTEND] =                                                                      \
+                FI_KERNEL_OF("fi_attend_" #name, FI_ROWS, FI_KEYS, 1 + FI_ATTEND_PRODUCERS(dim),   \
+                             FI_ATTEND_BYTES(dim, v_dim, stages, 1, 2), FI_ATTEND_ROOM(dim), 2),   \
+            [KERNEL_ATTEND_MANY] = FI_KERNEL_OF("fi_attend_many_" #name, FI_ROWS, FI_KEYS, 3,      \
+                                                FI_MANY_BYTES(dim, v_dim, stages), 1, 2),          \
+            [KERNEL_PREFILL] =                                                                     \
+                FI_KERNEL_OF("fi_prefill_" #name, FI_PREFILL_ROWS, FI_PREFILL_KEYS(v_dim), 3,      \
+                             FI_PREFILL_OF(dim, v_dim, FI_Q_SLOTS(dim, v_dim)), 1, 0),             \
+            [KERNEL_PREFILL_HALF] =                                                                \
+                FI_KERNEL_OF("fi_prefill_half_" #name, FI_HALF_ROWS, FI_HALF_KEYS(dim), 2,         \
+                             FI_HALF_BYTES(dim, v_dim), 1, 0),                                     \
+            [KERNEL_CODES] =                                                                       \
+                FI_KERNEL_OF("fi_attend_" #name, FI_ROWS, FI_KEYS, FI_CODES_TEAMS(v_dim) + 1,      \
+                             (codes_stages) ? FI_ATTEND_BYTES(dim, v_dim, codes_stages,            \
+                                                              FI_CODES_TEAMS(v_dim), 1)            \
+                                            : 0,                                                   \
+                             1, (v_dim) > 128 ? 5 : 10),                                           \
+            [KERNEL_CODES_MANY] =                                                                  \
+                FI_KERNEL_OF("fi_attend_many_" #name, FI_ROWS, FI_KEYS, 2,                         \
+                             (codes_stages) ? FI_CODES_MANY_BYTES(dim, v_dim) : 0, 2, 6),          \
+            [KERNEL_PREFILL_CODES] = FI_KERNEL_OF(                                                 \
+                "fi_prefill_" #name, FI_PREFILL_ROWS, FI_CODES_KEYS(dim), 3,                       \
+                (codes_stages) ? FI_PREFILL_CODES_OF(dim, v_dim, FI_CODES_Q_SLOTS(dim, v_dim),     \
+                                                     FI_CODE_SLOTS(dim, v_dim))                    \
+                               : 0,                                                                \
+                1, 0),                                                                             \
+            [KERNEL_PREFILL_HALF_CODES] =                                                          \
+                FI_KERNEL_OF("fi_prefill_half_" #name, FI_HALF_ROWS, FI_HALF_CODES_KEYS, 3,        \
+                             (codes_stages) ? FI_HALF_CODES_BYTES(dim, v_dim) : 0, 1, 0),          \
         }                                                                                          \
     }
-#define FI_SHAPE_16(name, dim, v_dim, stages, shared, many_shared, ...)                            \
-    FI_SHAPE(name, dim, v_dim, stages, shared, many_shared, 0, 0, 0, __VA_ARGS__, 0, 0, 0, 0, 0)
+#define FI_SHAPE_16(name, dim, v_dim, stages) FI_SHAPE(name, dim, v_dim, stages, 0)
 
 #define FI_SHAPE_WIDE(name, dim, v_dim, keys, k_stages, stages, shared)                            \
     {                                                                                              \
@@ -232,29 +247,31 @@ typedef struct fi_shape {
         }                                                                                          \
     }
 
-#define FI_SHAPE_SM80(name, dim, v_dim, shared, codes_shared, prefill_shared,                      \
-                      prefill_codes_shared)                                                        \
+#define FI_SHAPE_SM80_16(name, dim, v_dim, ...) FI_SHAPE_EARLIER(name, dim, v_dim, 0)
+#define FI_SHAPE_SM80(name, dim, v_dim, ...)    FI_SHAPE_EARLIER(name, dim, v_dim, 1)
+#define FI_SHAPE_EARLIER(name, dim, v_dim, codes)                                                  \
     {                                                                                              \
         dim, v_dim, 0,                                                                             \
         {                                                                                          \
-            [KERNEL_ATTEND] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, 256, shared, 1, 2},           \
-            [KERNEL_PREFILL] =                                                                     \
-                {"fi_prefill_" #name, FI_PREFILL_ROWS, FI_KEYS, 384, prefill_shared, 1, 0},        \
-            [KERNEL_CODES] = {"fi_attend_" #name, FI_ROWS, FI_KEYS, FI_TEAM(codes_shared, 2),      \
-                              codes_shared,       1,       5},                                     \
-            [KERNEL_PREFILL_CODES] = {                                                             \
-                "fi_prefill_" #name,                                                               \
-                FI_PREFILL_ROWS,                                                                   \
-                FI_KEYS,                                                                           \
-                FI_TEAM(prefill_codes_shared, 3),                                                  \
-                prefill_codes_shared,                                                              \
-                1,                                                                                 \
-                0                                                                                  \
-            }                                                                                      \
+            [KERNEL_ATTEND] =                                                                      \
+                FI_KERNEL_OF("fi_attend_" #name, FI_ROWS, FI_KEYS, 2,                              \
+                             FI_ATTEND_BYTES(dim, v_dim, FI_SM80_ATTEND_STAGES(dim), 1, 2), 1, 2), \
+            [KERNEL_PREFILL] = FI_KERNEL_OF(                                                       \
+                "fi_prefill_" #name, FI_PREFILL_ROWS, FI_KEYS, 3,                                  \
+                FI_PREFILL_BYTES(FI_PREFILL_ROWS, dim, v_dim, FI_KEYS, FI_SM80_STAGES(dim), 1, 0), \
+                1, 0),                                                                             \
+            [KERNEL_CODES] = FI_KERNEL_OF(                                                         \
+                "fi_attend_" #name, FI_ROWS, FI_KEYS, 2,                                           \
+                (codes) ? FI_ATTEND_BYTES(dim, v_dim, FI_SM80_ATTEND_CODES_STAGES(dim), 1, 1) : 0, \
+                1, 5),                                                                             \
+            [KERNEL_PREFILL_CODES] = FI_KERNEL_OF(                                                 \
+                "fi_prefill_" #name, FI_PREFILL_ROWS, FI_KEYS, 3,                                  \
+                (codes) ? FI_PREFILL_BYTES(FI_PREFILL_ROWS, dim, v_dim, FI_KEYS,                   \
+                                           FI_SM80_CODES_STAGES(dim), 1, FI_SM80_CODE_SLOTS(dim))  \
+                        : 0,                                                                       \
+                1, 0),                                                                             \
         }                                                                                          \
     }
-#define FI_SHAPE_SM80_16(name, dim, v_dim, shared, prefill_shared)                                 \
-    FI_SHAPE_SM80(name, dim, v_dim, shared, 0, prefill_shared, 0)
 
 #endif
 #endif /* FI_SHAPES_H */

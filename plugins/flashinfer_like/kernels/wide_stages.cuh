@@ -68,7 +68,7 @@ struct wide_shape {
                   "what is written");
     static_assert(held * rows * ROW_BYTES == k_bytes, "half of the queries are a unit of keys");
     static_assert(dim_v == FI_WIDE_PIECES * 128, "a row of a part is merged by so many warps");
-    static_assert(shared_bytes <= 232448, "a block has at most 227 KiB of shared memory");
+    static_assert(shared_bytes <= FI_SHARED_MOST, "a block has at most 227 KiB of shared memory");
 };
 
 #define CHECK_SHAPE(name, dim, v_dim, keys, k_stages, stages, shared)                              \

@@ -409,7 +409,7 @@ static const fi_shape *find_shape(const fi_shape *shape, const fi_call *c)
 {
 #define SHAPE(...)    FI_SHAPE_SM80(__VA_ARGS__),
 #define SHAPE_16(...) FI_SHAPE_SM80_16(__VA_ARGS__),
-    static const fi_shape earlier[] = {FI_SHAPES_SM80(SHAPE, SHAPE_16)};
+    static const fi_shape earlier[] = {FI_SHAPES(SHAPE, SHAPE_16)};
 #undef SHAPE
 #undef SHAPE_16
     const fi_shape *found = NULL;
