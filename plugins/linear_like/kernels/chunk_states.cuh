@@ -43,8 +43,7 @@ DEVICE void pass_chunks(const linear_call &call, const states_work &work,
         scale_state<true>(s, unit);
 #pragma unroll 1
     for (int n = 0; n < work.to - work.from; n++) {
-        const int listed = call.chunks.list[work.from + n].snapshot;
-        const int snapshot = CHUNK_ONE_DECAY(RULE) ? listed : __shfl_sync(~0u, listed, 0);
+        const int snapshot = __shfl_sync(~0u, call.chunks.list[work.from + n].snapshot, 0);
         const int at = work.passed + work.lead + n;
         m.wait(0, at);
         pass_chunk<RULE, EXACT, PASS_HANDED>(m, m.stage(0, at), work.passed + n, warp, lane, s,
@@ -129,12 +128,10 @@ template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
     fence_async_shared();
 }
 
-/* The warp of a warpgroup. Kernels of GDN were measured and checked without the broadcast, which lets the compiler
- * treat it as the same in all lanes. */
-template <int RULE> DEVICE int find_warp(void)
+/* The warp of a warpgroup. The broadcast lets the compiler treat it as the same in all lanes. */
+DEVICE int find_warp(void)
 {
-    const int warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
-    return CHUNK_ONE_DECAY(RULE) ? warp : __shfl_sync(~0u, warp, 0);
+    return __shfl_sync(~0u, threadIdx.x / 32 % CHUNK_STATE_WARPS, 0);
 }
 
 /* Slices of 64 values. */
@@ -179,7 +176,7 @@ template <int RULE, bool EXACT>
 DEVICE void states_block(const linear_call &call, int first, char *memory)
 {
     const int slices = count_slices(call.dims), lane = threadIdx.x % 32;
-    const int warp = find_warp<RULE>();
+    const int warp = find_warp();
     /* The same in all lanes, and told so to the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     unsigned part = blockIdx.x;
@@ -221,7 +218,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
 template <int RULE, bool EXACT>
 DEVICE void whole_block(const linear_call &call, int first, char *memory)
 {
-    const int all = count_slices(call.dims), lane = threadIdx.x % 32, warp = find_warp<RULE>();
+    const int all = count_slices(call.dims), lane = threadIdx.x % 32, warp = find_warp();
     const int wide = all == 2 && call.chunks.two_slices, slices = wide ? 1 : all;
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     unsigned part = blockIdx.x;
@@ -262,7 +259,7 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
     const linear_dims &d = call.dims;
     const int panels = d.v_dim / CHUNK_PANEL, parts = CHUNK_SEGMENT_PARTS(panels, RULE);
     const int lane = threadIdx.x % 32;
-    const int warp = find_warp<RULE>();
+    const int warp = find_warp();
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     const int rest = blockIdx.x / parts, part = blockIdx.x % parts;
     states_work work;
