@@ -33,12 +33,14 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
                                 "layer_id %d is not of this instance", layer_id);
 }
 
+/* `early`: the kernel may begin before the one before it has ended. */
 static attn_status launch(const layer_call *call, cuda_function function, const char *name,
-                          int64_t blocks, int threads, int shared, void **params,
+                          int early, int64_t blocks, int threads, int shared, void **params,
                           attn_stream stream, attn_error *error)
 {
     const cuda_launch run = {.function = function,
                              .name = name,
+                             .programmatic = early && call->metadata->instance->facts.sm >= 90,
                              .grid = {blocks, 1, 1},
                              .block = {(uint32_t)threads},
                              .shared = (uint32_t)shared};
@@ -165,7 +167,7 @@ static attn_status launch_steps(layer_call *call, attn_stream stream, attn_error
     void *params[] = {&call->params};
     if (is_decode(call))
         return launch_decode(call, stream, error);
-    return launch(call, call->group->steps, "linear_steps",
+    return launch(call, call->group->steps, "linear_steps", call->params.chunks.sequences != NULL,
                   e.seqs * d->v_heads * ((d->v_dim + columns - 1) / columns), 32 * warps,
                   STEPS_SHARED(STEPS_ROWS, keys, vectors, columns), params, stream, error);
 }
@@ -186,7 +188,7 @@ static attn_status launch_convolve(layer_call *call, attn_stream stream, attn_er
     int rows = linear_convolve_rows(threads, e.tokens);
     const int64_t pieces = (e.tokens + rows - 1) / rows;
     void *params[] = {&call->params, &rows};
-    return launch(call, vectors ? g->convolve_vectors : g->convolve, "linear_convolve",
+    return launch(call, vectors ? g->convolve_vectors : g->convolve, "linear_convolve", 0,
                   pieces * ((threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS), CONVOLVE_THREADS,
                   0, params, stream, error);
 }
@@ -198,7 +200,7 @@ static attn_status launch_finish(layer_call *call, attn_stream stream, attn_erro
     int pad_blocks = may_have_padding(call) ? PAD_BLOCKS : 0;
     int64_t blocks = d->width > 1 ? (d->channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
     void *params[] = {&call->params, &pad_blocks};
-    return launch(call, call->group->finish, "linear_finish", e.seqs * blocks + pad_blocks,
+    return launch(call, call->group->finish, "linear_finish", 1, e.seqs * blocks + pad_blocks,
                   FINISH_THREADS, 0, params, stream, error);
 }
 

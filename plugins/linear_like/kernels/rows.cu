@@ -543,6 +543,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
         call.dims.width > 1 ? (call.dims.channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
     const int blocks = gridDim.x - pad_blocks;
     const int block = blockIdx.x;
+    grid_wait();
     if (block >= blocks) {
         linear_clear_padding(&call, block - blocks, pad_blocks);
         return;
