@@ -257,8 +257,8 @@ static uint32_t states_shared(const linear_group *group)
     return group->ready ? (uint32_t)CHUNK_STATES_SHARED(rule) : (uint32_t)FUSED_SHARED;
 }
 
-/* The last launch of a window: states and outputs. CHUNK_IN_TURN: where sequences are not cut, a block has
- * one part after the other, and copies the next one's first chunks during the last ones of a part. */
+/* The last launch of a window: states and outputs. Blocks of whole heads, and those of CHUNK_IN_TURN where sequences
+ * are not cut, have one part after the other, and copy the next one's first chunks during the last ones of a part. */
 static cuda_launch states_launch(const attn_metadata *metadata, const linear_group *group,
                                  const linear_call *call)
 {
@@ -270,7 +270,7 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
     const int64_t most = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
     int64_t blocks =
         (int64_t)most_segments(d, room, seqs) * d->v_heads * ((d->v_dim + columns - 1) / columns);
-    if (!wide && CHUNK_IN_TURN(linear_chunk_rule(d)) && room == 0 && blocks > most)
+    if ((wide || CHUNK_IN_TURN(linear_chunk_rule(d))) && room == 0 && blocks > most)
         blocks = most;
     return (cuda_launch){.function = wide ? group->wide : group->states,
                          .name = wide ? "linear_wide" : "linear_states",

@@ -431,8 +431,8 @@ DEVICE void multiply_rows_raw(const inverse_memory &m, int heads, int warp, int 
     wait_product<0>(qk);
 }
 
-/* Blocks: parts of v heads of a k head, k heads, chunks of the window. TILES: those of q and k are
- * in the workspace; chunks go from the last to the first then, as the cache has what was written last. */
+/* Blocks: parts of v heads of a k head, k heads, chunks of the window, from the last to the first, as the cache has
+ * what was written last. TILES: those of q and k are in the workspace. */
 template <bool TILES> DEVICE void inverse_block(const linear_call &call, int first, char *memory)
 {
 #if HAS_HOPPER
@@ -440,7 +440,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     const linear_chunks &chunks = call.chunks;
     const int together = chunks.together;
     const int part = blockIdx.x, key_head = blockIdx.y;
-    const int index = TILES ? gridDim.z - 1 - blockIdx.z : blockIdx.z;
+    const int index = gridDim.z - 1 - blockIdx.z;
     const linear_chunk from = chunks.list[int_min(first + index, chunks.most - 1)];
     if (first + index >= *chunks.count)
         return;

@@ -172,7 +172,7 @@ DEVICE void list_block(const linear_call &call)
             before += __shfl_sync(~0u, sum, 31);
         }
         if (lane == 0)
-            *chunks.count = before;
+            chunks.count[0] = before, chunks.count[2] = chunks.count[3] = 0;
     }
     __syncthreads();
     for (int s = warp; s < real; s += warps)

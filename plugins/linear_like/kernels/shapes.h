@@ -178,7 +178,8 @@
 #define WIDE_BLOCKS 96
 #define WIDE_STAGES 3
 #define WIDE_STAGE  (3 * CHUNK_TILE + CHUNK_NUMBERS + 2 * CHUNK_PRODUCTS)
-#define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + 2 * CHUNK_PRODUCTS + 128)
+#define WIDE_TASKS  8
+#define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + 2 * CHUNK_PRODUCTS + WIDE_TASKS * 32 + 256)
 
 /* chunk_fused.cuh: stages of rows of q, k and v, of states, each as so many numbers, of numbers of
  * rows; warpgroups. */

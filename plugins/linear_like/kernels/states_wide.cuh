@@ -11,26 +11,54 @@
 #include "plugins/linear_like/kernels/states_segments.cuh"
 #include "plugins/linear_like/kernels/tile_rows.cuh"
 
-/* Of stages: all is there; it has been read; rows of q, k and v are there as the batch has them. */
-enum { WIDE_FULL, WIDE_FREE, WIDE_ROWS };
+/* Of stages: all is there; it has been read; rows of q, k and v are there as the batch has them; the chunk's task is
+ * there. */
+enum { WIDE_FULL, WIDE_FREE, WIDE_ROWS, WIDE_TASK };
 
 /* Named barriers of a warpgroup and the warp that stores its outputs: these are there; they have been read. */
 enum { WIDE_THERE = 1, WIDE_READ = 3, WIDE_BOTH = 128 + 32 };
 
+/* A chunk of one of a block's parts. */
+struct __align__(32) wide_task
+{
+    int row, rows; /* of the batch; no rows: there is no such chunk, and none after it */
+    int head, snapshot;
+    int from, to; /* of a part's first and last chunk: a slot and 1, or WIDE_CARRY; of others 0 */
+};
+
+/* A state that passes from launch to launch. */
+enum { WIDE_CARRY = -1 };
+
+/* Where the thread that asks for chunks is: its part, of which chunks [from, to) of the list are left. */
+struct __align__(16) wide_walk
+{
+    states_work work;
+    linear_chunk next;
+    int coming; /* the block's next part */
+};
+
 /* Shared memory of a block: stages of all that is needed of a chunk, as the workspace has it, and rows of v;
- * what outputs are turned in. */
+ * what outputs are turned in; tasks; what a thread would have no registers for. */
 struct wide_memory {
     static constexpr int q = 0, k = CHUNK_TILE, numbers = 2 * CHUNK_TILE;
     static constexpr int products = numbers + CHUNK_NUMBERS, inverse = products + CHUNK_PRODUCTS;
     static constexpr int values = inverse + CHUNK_PRODUCTS;
 
     char *stages, *turns;
+    wide_task *tasks;
+    wide_walk *walk;
     unsigned barriers;
 
     __device__ __forceinline__ explicit wide_memory(char *from)
         : stages(from), turns(from + WIDE_STAGES * WIDE_STAGE),
-          barriers(shared_address(turns + 2 * CHUNK_PRODUCTS))
+          tasks((wide_task *)(turns + 2 * CHUNK_PRODUCTS)), walk((wide_walk *)(tasks + WIDE_TASKS)),
+          barriers(shared_address(walk + 1))
     {
+    }
+
+    __device__ __forceinline__ wide_task &task(int n) const
+    {
+        return tasks[n % WIDE_TASKS];
     }
 
     __device__ __forceinline__ char *stage(int n) const
@@ -61,14 +89,17 @@ struct wide_memory {
             barrier_wait(barrier(WIDE_FREE, n), (n / WIDE_STAGES - 1) & 1);
     }
 
-    /* `filling`: arrivals at WIDE_FULL. */
-    __device__ __forceinline__ void begin(int filling) const
+    /* `tiles`: no warps convert rows. The warp that stores outputs arrives at WIDE_FREE, too, when it has seen a
+     * chunk's task. */
+    __device__ __forceinline__ void begin(bool tiles) const
     {
         if (threadIdx.x == 0) {
+            walk->work.from = walk->work.to = 0, walk->coming = blockIdx.x;
             for (int i = 0; i < WIDE_STAGES; i++) {
-                barrier_init(barrier(WIDE_FULL, i), filling);
-                barrier_init(barrier(WIDE_FREE, i), 2 * CHUNK_STATE_WARPS);
+                barrier_init(barrier(WIDE_FULL, i), tiles ? 1 : 2);
+                barrier_init(barrier(WIDE_FREE, i), 2 * CHUNK_STATE_WARPS + 1);
                 barrier_init(barrier(WIDE_ROWS, i), 1);
+                barrier_init(barrier(WIDE_TASK, i), 1);
             }
             fence_barrier_init();
         }
@@ -83,22 +114,56 @@ struct wide_memory {
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* All that chunk `n` of the block's needs, which begins with row `chunk` of the sequence. A thread. */
+/* A part that no block has had. Two counts take turns, as the launch of a window sets that of the next one to 0. */
+DEVICE int take_part(const linear_call &call, int first)
+{
+    return gridDim.x + atomicAdd(call.chunks.count + 2 + first / call.chunks.window % 2, 1);
+}
+
+/* The next chunk, unless there is none. Parts are sequences of the window times v heads. */
+DEVICE bool find_chunk(const linear_call &call, int first, wide_walk &walk, wide_task &to)
+{
+    const linear_chunks &chunks = call.chunks;
+    const int heads = call.dims.v_heads, part = walk.coming;
+    states_work &work = walk.work;
+    const bool begins = work.from == work.to;
+    if (begins) {
+        if (part >= chunks.most_segments * heads || !find_work(call, first, part / heads, work))
+            return false;
+        work.head = part % heads;
+        walk.coming = take_part(call, first);
+        walk.next = chunks.list[work.from];
+    }
+    to.row = work.sequence.first_row + walk.next.first, to.rows = walk.next.rows;
+    to.head = work.head, to.snapshot = walk.next.snapshot;
+    to.from = !begins ? 0 : work.from > work.begin ? WIDE_CARRY : work.sequence.slot + 1;
+    to.to = work.from + 1 < work.to ? 0 : work.to < work.end ? WIDE_CARRY : work.sequence.dst + 1;
+    return true;
+}
+
+/* All that chunk `n` of the block's needs; false: there is none. A thread. */
 template <int RULE>
-DEVICE void fetch_wide(const linear_call &call, const linear_wide_maps &maps,
-                       const states_work &work, const wide_memory &m, int n, int chunk)
+DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, int first,
+                       const wide_memory &m, int n)
 {
     const linear_dims &d = call.dims;
-    const int index = work.from - work.first + n;
-    const int key = work.head / d.ratio, half = CHUNK_TILE / 2;
-    const int row = call.chunks.rows ? index * CHUNK_ROWS : work.sequence.first_row + chunk;
+    wide_walk &walk = *m.walk;
+    const int half = CHUNK_TILE / 2;
     const unsigned to = shared_address(m.stage(n));
     const unsigned barrier = m.barrier(CHUNK_HAS_TILES(RULE) ? WIDE_FULL : WIDE_ROWS, n);
-    const char *from = call.chunks.values + ((i64)index * d.v_heads + work.head) *
-                                                CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
+    wide_task task = {};
+    const bool there = find_chunk(call, first, walk, task);
     m.wait_free(n);
+    m.task(n) = task;
+    barrier_arrive(m.barrier(WIDE_TASK, n));
     if (n == 0)
         grid_wait();
+    if (!there)
+        return false;
+    const int index = walk.work.from - first, key = task.head / d.ratio;
+    const int row = call.chunks.rows ? index * CHUNK_ROWS : task.row;
+    const char *from = call.chunks.values + ((i64)index * d.v_heads + task.head) *
+                                                CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
     barrier_arrive_expect(barrier, CHUNK_NUMBERS + 2 * CHUNK_TRIANGLE + 3 * CHUNK_TILE);
     if (CHUNK_HAS_TILES(RULE))
         bulk_load(to + wide_memory::q,
@@ -113,9 +178,12 @@ DEVICE void fetch_wide(const linear_call &call, const linear_wide_maps &maps,
 #pragma unroll
     for (int i = 0; i < 2; i++)
         tensor_load(to + wide_memory::values + i * half, &maps.rows.v, barrier, 64 * i, row,
-                    work.head, 0);
+                    task.head, 0);
     copy_triangle(to + wide_memory::inverse, from + CHUNK_NUMBERS + CHUNK_TRIANGLE, barrier);
     copy_triangle(to + wide_memory::products, from + CHUNK_NUMBERS, barrier);
+    if (++walk.work.from < walk.work.to)
+        walk.next = call.chunks.list[walk.work.from];
+    return true;
 }
 
 /* Rows of q and k of a chunk, of which there are `rows`, as fp16, near length 1. What has been copied beyond them
@@ -123,67 +191,106 @@ DEVICE void fetch_wide(const linear_call &call, const linear_wide_maps &maps,
 DEVICE void convert_wide(char *stage, int rows)
 {
     const float *numbers = (const float *)(stage + wide_memory::numbers);
-    if (rows < CHUNK_ROWS)
-        for (int i = 0; i < 3; i++)
-            clear_rows(stage + (i < 2 ? i * CHUNK_TILE : wide_memory::values), rows);
-    convert_tile(stage + wide_memory::k, numbers + NUMBERS_K_UP);
-    convert_tile(stage + wide_memory::q, numbers + NUMBERS_Q_UP);
+#pragma unroll 1
+    for (int thread = threadIdx.x % 64; thread < 128; thread += 64) {
+        if (rows < CHUNK_ROWS)
+            for (int i = 0; i < 3; i++)
+                clear_rows(stage + (i < 2 ? i * CHUNK_TILE : wide_memory::values), thread, rows);
+        convert_tile(stage + wide_memory::k, thread, numbers + NUMBERS_K_UP);
+        convert_tile(stage + wide_memory::q, thread, numbers + NUMBERS_Q_UP);
+    }
     fence_async_shared();
 }
 
 /* Outputs of chunk `n` of group `group` of values, as soon as they are turned: of few rows by all lanes, as others'
- * rows follow. A warp, which has the fence, as the warpgroup has no time for it. */
-DEVICE void store_wide(const linear_call &call, const linear_wide_maps &maps,
-                       const states_work &work, const wide_memory &m, int group, int n)
+ * rows follow. A warp, which has the fence, as the warpgroup has no time for it. `more`: there is a chunk after it. */
+DEVICE void store_wide(const linear_call &call, const linear_wide_maps &maps, const wide_memory &m,
+                       int group, int n, bool more)
 {
     const linear_operands &o = call.operands;
-    const linear_chunk chunk = call.chunks.list[work.from + n];
     const int lane = threadIdx.x % 32, value = group * 64 + lane % 8 * 8;
-    const int row = work.sequence.first_row + chunk.first;
     const char *turn = m.turns + group * CHUNK_PRODUCTS;
+    const wide_task &task = m.task(n);
+    const int row = task.row, rows = task.rows, head = task.head;
     named_sync(WIDE_THERE + group, WIDE_BOTH);
-    if (chunk.rows == CHUNK_ROWS) {
+    if (rows == CHUNK_ROWS) {
         fence_async_shared();
         if (lane == 0)
-            tensor_store(&maps.out, shared_address(turn), group * 64, row, work.head, 0);
+            tensor_store(&maps.out, shared_address(turn), group * 64, row, head, 0);
         store_commit();
         store_wait_read();
     } else {
-        for (int i = lane / 8; i < chunk.rows && value < call.dims.v_dim; i += 4)
-            *(uint4 *)(o.out + (i64)(row + i) * o.out_row + work.head * o.out_head + value * 2) =
+        for (int i = lane / 8; i < rows && value < call.dims.v_dim; i += 4)
+            *(uint4 *)(o.out + (i64)(row + i) * o.out_row + head * o.out_head + value * 2) =
                 *(const uint4 *)(turn + tile_offset(i, lane % 8));
     }
     __syncwarp();
-    if (work.from + n + 1 < work.to)
+    if (more)
         named_arrive(WIDE_READ + group, WIDE_BOTH);
 }
 
-/* What all chunks need, and their outputs, by the third warpgroup: two chunks are on their way while one is converted.
- * Its last two warps store outputs, of the chunk before the last one that has been read. */
-template <int RULE>
-DEVICE void fetch_all_wide(const linear_call &call, const linear_wide_maps &maps,
-                           const states_work &work, const wide_memory &m, int warp)
+/* The state that a part begins with, to L2, by a warp: nothing is to wait for memory between two parts. */
+DEVICE void prefetch_state(const linear_call &call, const wide_task &task)
 {
-    const int count = work.to - work.from;
-    const linear_chunk *list = call.chunks.list + work.from;
-    int ahead = list[0].first, next = list[0].rows;
-    if (warp >= 2)
-        named_arrive(WIDE_READ + warp - 2, WIDE_BOTH);
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const int bytes = (d.vk ? d.k_dim : d.v_dim) * (d.state_dtype == ELEMENT_BF16 ? 2 : 4);
+    const int rows = d.vk ? d.v_dim : d.k_dim;
+    const char *from = o.state + (task.from - 1) * o.state_slot + task.head * o.state_head;
+    for (int row = threadIdx.x % 32; row < rows; row += 32)
+        for (int at = 0; at < bytes; at += 128)
+            asm volatile("prefetch.global.L2 [%0];" ::"l"(from + row * o.state_row + at));
+}
+
+/* Rows of all chunks, by two warps. */
+DEVICE void convert_all_wide(const wide_memory &m)
+{
 #pragma unroll 1
-    for (int n = -2; n < count + 2; n++) {
-        if (!CHUNK_HAS_TILES(RULE) && n >= 0 && n < count) {
-            const int rows = next;
-            next = list[int_min(n + 1, count - 1)].rows;
-            m.wait(WIDE_ROWS, n);
-            convert_wide(m.stage(n), rows);
-            m.arrive(WIDE_FULL, n);
-        }
-        if (warp >= 2 && n >= 2)
-            store_wide(call, maps, work, m, warp - 2, n - 2);
-        if (threadIdx.x % 128 == 0 && n + 2 < count)
-            fetch_wide<RULE>(call, maps, work, m, n + 2, ahead);
-        ahead = list[int_min(n + 3, count - 1)].first;
+    for (int n = 0;; n++) {
+        m.wait(WIDE_TASK, n);
+        const int rows = m.task(n).rows;
+        if (rows == 0)
+            return;
+        m.wait(WIDE_ROWS, n);
+        convert_wide(m.stage(n), rows);
+        m.arrive(WIDE_FULL, n);
     }
+}
+
+/* Outputs of all chunks, by a warp. */
+DEVICE void store_all_wide(const linear_call &call, const linear_wide_maps &maps,
+                           const wide_memory &m)
+{
+    bool more = true;
+    named_arrive(WIDE_READ, WIDE_BOTH);
+    named_arrive(WIDE_READ + 1, WIDE_BOTH);
+#pragma unroll 1
+    for (int n = 0; more; n++) {
+        m.wait(WIDE_TASK, n);
+        const wide_task &task = m.task(n);
+        more = task.rows > 0;
+        if (more && task.from > 1 && n > 0)
+            prefetch_state(call, task);
+        for (int group = 0; n > 0 && group < 2; group++)
+            store_wide(call, maps, m, group, n - 1, more);
+        if (more)
+            m.arrive(WIDE_FREE, n);
+    }
+}
+
+/* What all chunks need, and their outputs, by the third warpgroup: a thread asks for chunks, two warps convert their
+ * rows, and one stores outputs, so that none waits for what another one waits for. */
+template <int RULE>
+DEVICE void fetch_all_wide(const linear_call &call, const linear_wide_maps &maps, int first,
+                           const wide_memory &m, int warp)
+{
+    if (warp == 3)
+        store_all_wide(call, maps, m);
+    else if (warp > 0 && !CHUNK_HAS_TILES(RULE))
+        convert_all_wide(m);
+    else if (threadIdx.x % 128 == 0)
+        for (int n = 0; fetch_wide<RULE>(call, maps, first, m, n); n++)
+            ;
 }
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
@@ -349,65 +456,102 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
 #endif
 }
 
-/* ---- A sequence ------------------------------------------------------------------------------ */
+/* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* All chunks; `group`: 64 values. */
-template <int RULE>
-DEVICE void pass_all_wide(const linear_call &call, const states_work &work, const wide_memory &m,
-                          int group, int warp, int lane)
+/* A lane's part of the states that a launch leaves to the next, or, unless `after`, has from the one before. */
+DEVICE float *find_carry(const linear_call &call, int first, int head, int panel, int lane,
+                         bool after)
 {
-    const int panel = group * CHUNK_STATE_WARPS + warp, count = work.to - work.from;
-    const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
-    const state_place at = {work.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
-    const linear_chunk *list = call.chunks.list + work.from;
-    linear_chunk next = list[0];
-    state_tile s = {};
-    float unit[2] = {1, 1};
-    if (here)
-        load_first_state(call, work, panel, lane, s);
-    scale_state<true>(s, unit);
-#pragma unroll 1
-    for (int n = 0; n < count; n++) {
-        const linear_chunk chunk = next;
-        const int snapshot = __shfl_sync(~0u, chunk.snapshot, 0);
-        next = list[int_min(n + 1, count - 1)];
-        m.wait(WIDE_FULL, n);
-        pass_wide<RULE>(m, n, group, warp, lane, s, unit);
-        m.arrive(WIDE_FREE, n);
-        if (snapshot) {
-            restore_state(s, unit);
-            if (here)
-                pass_state<true>(call, snapshot, at, s);
-            scale_state<true>(s, unit);
-        }
-    }
-    restore_state(s, unit);
-    if (here)
-        store_last_state(call, work, panel, lane, s);
+    const linear_chunks &chunks = call.chunks;
+    const int panels = call.dims.v_dim / CHUNK_PANEL, odd = first / chunks.window % 2;
+    const i64 half = (i64)call.dims.v_heads * panels * CHUNK_CARRY;
+    return chunks.carry + (after ? odd : 1 - odd) * half +
+           ((i64)head * panels + panel) * CHUNK_CARRY + lane * 4;
 }
 
-/* Blocks: sequences of the window from chunk `first` on, times v heads. */
+/* The lane's part of the state that a part begins with. `here`: the head has such values. */
+DEVICE void load_wide_state(const linear_call &call, int first, const wide_task &task, bool here,
+                            int panel, int lane, state_tile &s)
+{
+    const state_place at = {task.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        s[i] = 0;
+    if (!here)
+        return;
+    if (task.from == WIDE_CARRY)
+        carry_state(find_carry(call, first, task.head, panel, lane, false), false, s);
+    else if (task.from > 1)
+        pass_state<false>(call, task.from - 1, at, s);
+}
+
+/* The state after a chunk: for its snapshot, for the part's sequence or the next launch. */
+DEVICE void store_wide_state(const linear_call &call, int first, const wide_task &task, int panel,
+                             int lane, state_tile &s)
+{
+    const state_place at = {task.head, panel * CHUNK_PANEL + lane / 4, lane % 4 * 2};
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+        const int slot = i ? task.to - 1 : task.snapshot;
+        if (slot > 0)
+            pass_state<true>(call, slot, at, s);
+    }
+    if (task.to == WIDE_CARRY)
+        carry_state(find_carry(call, first, task.head, panel, lane, true), true, s);
+}
+
+/* All chunks of all parts; `group`: 64 values. */
+template <int RULE>
+DEVICE void pass_all_wide(const linear_call &call, int first, const wide_memory &m, int group,
+                          int warp, int lane)
+{
+    const int panel = group * CHUNK_STATE_WARPS + warp;
+    const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
+    bool begins = true, kept = false;
+    state_tile s = {};
+    float unit[2] = {1, 1};
+#pragma unroll 1
+    for (int n = 0;; n++) {
+        if (begins) {
+            m.wait(WIDE_TASK, n);
+            if (__shfl_sync(~0u, m.task(n).rows, 0) == 0)
+                break;
+            load_wide_state(call, first, m.task(n), here, panel, lane, s);
+        }
+        if (begins | kept)
+            scale_state<true>(s, unit);
+        m.wait(WIDE_FULL, n);
+        begins = __shfl_sync(~0u, m.task(n).to, 0) != 0;
+        kept = __shfl_sync(~0u, m.task(n).snapshot, 0) != 0;
+        pass_wide<RULE>(m, n, group, warp, lane, s, unit);
+        m.arrive(WIDE_FREE, n);
+        if (begins | kept) {
+            restore_state(s, unit);
+            if (here)
+                store_wide_state(call, first, m.task(n), panel, lane, s);
+        }
+    }
+}
+
+/* Sequences of the window from chunk `first` on, times v heads: a block has one part, and then each next one that no
+ * block has. */
 template <int RULE>
 DEVICE void wide_block(const linear_call &call, const linear_wide_maps &maps, int first,
                        char *memory)
 {
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    states_work work;
-    work.head = blockIdx.x % call.dims.v_heads;
-    work.panel = 0;
-    if (!find_work(call, first, (gridDim.x - 1 - blockIdx.x) / call.dims.v_heads, work)) {
-        grid_wait();
-        return;
-    }
     const wide_memory m(memory);
-    m.begin(CHUNK_HAS_TILES(RULE) ? 1 : CHUNK_STATE_WARPS);
+    grid_launch_dependents();
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        call.chunks.count[3 - first / call.chunks.window % 2] = 0;
+    m.begin(CHUNK_HAS_TILES(RULE));
     if (group < 2) {
         registers_take<CHUNK_HAS_TILES(RULE) ? 232 : 224>();
-        pass_all_wide<RULE>(call, work, m, group, warp, lane);
+        pass_all_wide<RULE>(call, first, m, group, warp, lane);
     } else {
         registers_release<CHUNK_HAS_TILES(RULE) ? 40 : 56>();
-        fetch_all_wide<RULE>(call, maps, work, m, warp);
+        fetch_all_wide<RULE>(call, maps, first, m, warp);
     }
 }
 

@@ -28,26 +28,25 @@ DEVICE u32 convert_two(u32 x, u32 up)
     return pack_half(bits_f32(y << 16), bits_f32(y & 0xffff0000));
 }
 
-/* Where a thread of four warps has 16 bytes of row `r` of eight. */
-DEVICE uint4 *tile_piece(char *tile, int r)
+/* Where thread `thread` of 128 has 16 bytes of row `r` of eight. */
+DEVICE uint4 *tile_piece(char *tile, int thread, int r)
 {
-    return (uint4 *)(tile +
-                     tile_offset(threadIdx.x % CHUNK_READY_THREADS / 16 * 8 + r, threadIdx.x % 16));
+    return (uint4 *)(tile + tile_offset(thread / 16 * 8 + r, thread % 16));
 }
 
 /* Zeros from row `rows` on: in the thread's pieces. */
-DEVICE void clear_rows(char *tile, int rows)
+DEVICE void clear_rows(char *tile, int thread, int rows)
 {
 #pragma unroll
     for (int r = 0; r < 8; r++)
-        if (threadIdx.x % CHUNK_READY_THREADS / 16 * 8 + r >= rows)
-            *tile_piece(tile, r) = make_uint4(0, 0, 0, 0);
+        if (thread / 16 * 8 + r >= rows)
+            *tile_piece(tile, thread, r) = make_uint4(0, 0, 0, 0);
 }
 
 /* Rows of q or k times powers of two, as fp16, near length 1. `ups`: those, twice as bf16 in a word. */
-DEVICE void convert_tile(char *tile, const float *ups)
+DEVICE void convert_tile(char *tile, int thread, const float *ups)
 {
-    const uint4 *from = (const uint4 *)(ups + threadIdx.x % CHUNK_READY_THREADS / 16 * 8);
+    const uint4 *from = (const uint4 *)(ups + thread / 16 * 8);
 #pragma unroll
     for (int r = 0; r < 8; r += 4) {
         const uint4 four = from[r / 4];
@@ -55,10 +54,10 @@ DEVICE void convert_tile(char *tile, const float *ups)
         uint4 x[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            x[i] = *tile_piece(tile, r + i);
+            x[i] = *tile_piece(tile, thread, r + i);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            *tile_piece(tile, r + i) =
+            *tile_piece(tile, thread, r + i) =
                 make_uint4(convert_two(x[i].x, up[i]), convert_two(x[i].y, up[i]),
                            convert_two(x[i].z, up[i]), convert_two(x[i].w, up[i]));
     }

@@ -373,14 +373,15 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t v
     free(keys.rows);
 }
 
-/* `rule`: -1: no rule with tiles. Parts in turn: the blocks that there are have all of them. */
+/* `rule`: -1: no rule with tiles. Parts in turn, as of whole heads: the blocks that there are have all of them. */
 static void states_from(const struct fake_cuda_launch *launch, int first, int64_t values,
                         int columns, int rule)
 {
     const linear_call *call = launch->arguments[0];
     const linear_dims *d = &call->dims;
     int slices = (d->v_dim + columns - 1) / columns;
-    const int in_turn = CHUNK_IN_TURN(rule) && call->chunks.room == 0;
+    const int in_turn =
+        (columns == CHUNK_MAX_KEYS || CHUNK_IN_TURN(rule)) && call->chunks.room == 0;
     int64_t blocks = in_turn ? INT64_MAX : launch->grid[0];
     for (int s = 0; s < linear_num_real(&call->batch); s++)
         states_sequence(call, s, first, values, columns, blocks - (int64_t)s * d->v_heads * slices);
