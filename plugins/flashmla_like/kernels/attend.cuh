@@ -39,37 +39,27 @@ template <int N> DEVICE mla_shared<N> shared_find(unsigned char *memory)
 
 /* ---- Warpgroup 0: tiles ------------------------------------------------------------------------ */
 
-template <int N, int T = MLA_TILE, int stages = MLA_STAGES>
-DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
+template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int both = CALL_ALIGNED_CACHE | CALL_ALIGNED_NEW;
     const bool aligned = (c.operands.aligned & both) == both;
-    const mask_rule rule = plan_rule(&c);
-    ring<stages> at;
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
-        index_sequence q;
-        int lo, hi;
-        unit_begin<N>(c, w, rule, &q, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * T + warp * (T / 4) + lane % (T / 4);
-        int entry = find_entry(c, q, lo, hi, j);
-        for (int t = w.t0; t < w.t1; t++) {
-            const mla_source now = find_line_source(c, q, lo, hi, j, entry);
-            j += T;
-            entry = find_entry(c, q, lo, hi, j);
-            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+    feed_tiles<N, MLA_TILE, MLA_STAGES>(
+        c, m, warp * (MLA_TILE / 4) + lane % (MLA_TILE / 4),
+        [&](const index_sequence &q, int lo, int hi, int j, int entry) {
+            return find_line_source(c, q, lo, hi, j, entry);
+        },
+        [&](const mla_source &now, int slot, unsigned full) {
+            const unsigned tile = m.tiles + slot * MLA_SHARED_TILE;
             if (aligned && source_whole(c, now))
-                load_whole<T>(now, m.tiles + at.slot * (T * MLA_DIM * 2), warp, lane);
+                load_whole<MLA_TILE>(now, tile, warp, lane);
             else
-                load_tile<T>(c, now, m.tiles + at.slot * (T * MLA_DIM * 2), warp, lane, aligned);
+                load_tile<MLA_TILE>(c, now, tile, warp, lane, aligned);
             if (aligned)
-                copy_arrive(m.full + 8 * at.slot);
+                copy_arrive(full);
             else
-                barrier_arrive(m.full + 8 * at.slot);
-            at.advance();
-        }
-    }
+                barrier_arrive(full);
+        });
     copy_wait();
 }
 

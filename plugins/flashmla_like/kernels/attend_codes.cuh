@@ -137,6 +137,16 @@ DEVICE void codes_fetch(const char *c_kv, int lora)
         asm volatile("prefetch.global.L1 [%0];" ::"l"(c_kv + d * 2));
 }
 
+/* codes_find_source() of a tile whose turn is not come yet. */
+DEVICE codes_source codes_find_early(const mla_call &c, const index_sequence &q, int lo, int hi,
+                                     int j, int entry)
+{
+    const codes_source from = codes_find_source(c, q, lo, hi, j, entry);
+    if (from.fresh)
+        codes_fetch(from.row, c.lora);
+    return from;
+}
+
 /* A new latent as the cache would hold it, by a warp. */
 template <class to>
 DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char *c_kv,
@@ -237,28 +247,15 @@ template <int N, class to, int stages, int bytes>
 DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const mask_rule rule = plan_rule(&c);
     const float scale = codes_scale(c);
-    ring<stages> at;
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
-        index_sequence q;
-        int lo, hi;
-        unit_begin<N>(c, w, rule, &q, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * to::rows + warp * (to::rows / 4) + lane % (to::rows / 4);
-        int entry = find_entry(c, q, lo, hi, j);
-        for (int t = w.t0; t < w.t1; t++) {
-            const codes_source now = codes_find_source(c, q, lo, hi, j, entry);
-            j += to::rows;
-            entry = find_entry(c, q, lo, hi, j);
-            const unsigned tile = m.tiles + at.slot * bytes;
-            if (now.fresh)
-                codes_fetch(now.row, c.lora);
-            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            codes_load<to>(c, now, tile, m.full + 8 * at.slot, scale, warp, lane);
-            at.advance();
-        }
-    }
+    feed_tiles<N, to::rows, stages>(
+        c, m, warp * (to::rows / 4) + lane % (to::rows / 4),
+        [&](const index_sequence &q, int lo, int hi, int j, int entry) {
+            return codes_find_early(c, q, lo, hi, j, entry);
+        },
+        [&](const codes_source &now, int slot, unsigned full) {
+            codes_load<to>(c, now, m.tiles + slot * bytes, full, scale, warp, lane);
+        });
     copy_wait();
 }
 

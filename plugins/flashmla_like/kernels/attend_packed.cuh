@@ -166,27 +166,14 @@ DEVICE void packed_load(const mla_call &c, const codes_source &mine, unsigned ti
 template <int N> DEVICE void packed_feed(const mla_call &c, const mla_shared<N> &m)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const mask_rule rule = plan_rule(&c);
-    ring<MLA_PACKED_STAGES(N)> at;
-    mla_walk w;
-    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
-        index_sequence q;
-        int lo, hi;
-        unit_begin<N>(c, w, rule, &q, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * MLA_TILE + warp * 16 + lane % 16;
-        int entry = find_entry(c, q, lo, hi, j);
-        for (int t = w.t0; t < w.t1; t++) {
-            const codes_source now = codes_find_source(c, q, lo, hi, j, entry);
-            j += MLA_TILE;
-            entry = find_entry(c, q, lo, hi, j);
-            const unsigned tile = m.tiles + at.slot * MLA_PACKED_TILE;
-            if (now.fresh)
-                codes_fetch(now.row, MLA_LORA);
-            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
-            packed_load(c, now, tile, m.full + 8 * at.slot, warp, lane);
-            at.advance();
-        }
-    }
+    feed_tiles<N, MLA_TILE, MLA_PACKED_STAGES(N)>(
+        c, m, warp * 16 + lane % 16,
+        [&](const index_sequence &q, int lo, int hi, int j, int entry) {
+            return codes_find_early(c, q, lo, hi, j, entry);
+        },
+        [&](const codes_source &now, int slot, unsigned full) {
+            packed_load(c, now, m.tiles + slot * MLA_PACKED_TILE, full, warp, lane);
+        });
 }
 
 /* ---- Scores ---------------------------------------------------------------------------------- */

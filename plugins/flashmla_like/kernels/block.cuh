@@ -355,6 +355,32 @@ DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane
     }
 }
 
+/* Warpgroup 0 over all tiles, of T latents each: `mine` is a lane's key of a tile. find() says where it is, from what the
+ * table has for it; load() copies to a slot of the ring, where tiles arrive at a barrier. */
+template <int N, int T, int stages, class finder, class loader>
+DEVICE void feed_tiles(const mla_call &c, const mla_shared<N> &m, int mine, const finder &find,
+                       const loader &load)
+{
+    const mask_rule rule = plan_rule(&c);
+    ring<stages> at;
+    mla_walk w;
+    for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
+        index_sequence q;
+        int lo, hi;
+        unit_begin<N>(c, w, rule, &q, &lo, &hi);
+        int j = (w.u.first_tile + w.t0) * T + mine;
+        int entry = find_entry(c, q, lo, hi, j);
+        for (int t = w.t0; t < w.t1; t++) {
+            const auto now = find(q, lo, hi, j, entry);
+            j += T;
+            entry = find_entry(c, q, lo, hi, j);
+            barrier_wait(m.empty + 8 * at.slot, at.phase ^ 1);
+            load(now, at.slot, m.full + 8 * at.slot);
+            at.advance();
+        }
+    }
+}
+
 /* ---- New latents, and rows of no sequence ------------------------------------------------------ */
 
 /* New latents to their slots; who reads them here reads them as they are given. */
