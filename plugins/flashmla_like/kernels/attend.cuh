@@ -70,11 +70,12 @@ template <int N>
 DEVICE void load_query(const mla_call &c, const index_sequence &q, const mla_shared<N> &m, int row,
                        int n, int piece, bool aligned)
 {
-    const int there = row < q.q_len * c.heads, at = there ? row : 0, head = at % c.heads;
-    const i64 token = q.first_row + at / c.heads;
+    const int there = row < q.q_len * c.heads;
+    const row_place at = row_find(c, q, there ? row : 0);
+    const i64 token = q.first_row + at.query;
     const char *nope = (const char *)c.operands.q + token * c.operands.q_row +
-                       head * c.operands.q_head + piece * 16;
-    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + head * c.q_pe_head + piece * 16;
+                       at.head * c.operands.q_head + piece * 16;
+    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + at.head * c.q_pe_head + piece * 16;
     const int lora = there ? c.lora - piece * 8 : 0, rope = there ? c.rope - piece * 8 : 0;
     const unsigned to = m.q + swizzled(n, piece);
     if (aligned) {
@@ -280,11 +281,10 @@ DEVICE float finish(const mla_call &c, const mla_walk &w, const index_sequence &
     const int valid = first + n < rows, r = valid ? first + n : 0;
     float shrink = 1;
     if (c.operands.sinks)
-        softmax_take(&row, c.operands.sinks[r % c.heads] * SOFTMAX_LOG2E, &shrink);
+        softmax_take(&row, c.operands.sinks[row_find(c, q, r).head] * SOFTMAX_LOG2E, &shrink);
     const float factor = softmax_end(&row) * shrink;
     if (c.operands.lse && valid)
-        *(float *)((char *)c.operands.lse + (q.first_row + r / c.heads) * c.operands.lse_row +
-                   r % c.heads * c.operands.lse_head) = softmax_lse(&row);
+        *row_lse(c, q, r) = softmax_lse(&row);
     return factor;
 }
 
@@ -421,10 +421,7 @@ DEVICE void store_wide(const mla_call &c, const mla_walk &w, const index_sequenc
             int r = first + i * 8 + lane % 4 * 2 + e;
             if (r >= rows)
                 continue;
-            float *to = (float *)((char *)c.operands.out +
-                                  (q.first_row + r / c.heads) * c.operands.out_row +
-                                  r % c.heads * c.operands.out_head) +
-                        d0 + lane / 4;
+            float *to = (float *)row_out(c, q, r) + d0 + lane / 4;
 #pragma unroll
             for (int panel = 0; panel < 4; panel++)
                 if (d0 + panel * 64 < c.lora) {
@@ -444,8 +441,7 @@ DEVICE void store_outputs(const mla_call &c, const mla_walk &w, const index_sequ
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
         int r = first + i * 8 + lane / 4;
-        char *to = (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
-                   r % c.heads * c.operands.out_head + (d0 + lane % 4 * 2) * 2;
+        char *to = row_out(c, q, r) + (d0 + lane % 4 * 2) * 2;
 #pragma unroll
         for (int panel = 0; panel < 4; panel++)
 #pragma unroll

@@ -537,11 +537,11 @@ DEVICE void codes_load_queries(const mla_call &c, const mla_walk &w, const index
     constexpr int step = threads / N; /* threads of a row */
     const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
     const int n = thread / step, row = first_row<N>(c, w) + n, there = row < q.q_len * c.heads;
-    const int at = there ? row : 0, head = at % c.heads;
-    const i64 token = q.first_row + at / c.heads;
+    const row_place at = row_find(c, q, there ? row : 0);
+    const i64 token = q.first_row + at.query;
     const char *nope =
-        (const char *)c.operands.q + token * c.operands.q_row + head * c.operands.q_head;
-    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + head * c.q_pe_head - MLA_LORA;
+        (const char *)c.operands.q + token * c.operands.q_row + at.head * c.operands.q_head;
+    const char *pe = (const char *)c.q_pe + token * c.q_pe_row + at.head * c.q_pe_head - MLA_LORA;
     const mask_rule rule = plan_rule(&c);
 #pragma unroll 1
     for (int d = thread % step * 16; d < MLA_DIM; d += step * 16) {
@@ -717,10 +717,7 @@ template <int N>
 DEVICE char *codes_row(const mla_call &c, const mla_walk &w, const index_sequence &q, int n)
 {
     const int r = first_row<N>(c, w) + n;
-    return n < N && r < q.q_len * c.heads
-               ? (char *)c.operands.out + (q.first_row + r / c.heads) * c.operands.out_row +
-                     r % c.heads * c.operands.out_head
-               : 0;
+    return n < N && r < q.q_len * c.heads ? row_out(c, q, r) : 0;
 }
 
 /* Dimensions of a row, four at d0 and four from `next` further on. */

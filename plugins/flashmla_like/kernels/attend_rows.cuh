@@ -225,11 +225,12 @@ DEVICE int row_of(int warp, int lane, int r)
 DEVICE mla_source rows_query(const mla_call &c, const mla_walk &w, const index_sequence &q, int n)
 {
     const int row = first_row<ROWS>(c, w) + n, there = row < q.q_len * c.heads;
-    const int at = there ? row : 0, head = at % c.heads;
-    const i64 token = q.first_row + at / c.heads;
+    const row_place at = row_find(c, q, there ? row : 0);
+    const i64 token = q.first_row + at.query;
     const char *nope = (const char *)c.operands.q + token * c.operands.q_row;
     const char *rope = (const char *)c.q_pe + token * c.q_pe_row;
-    return mla_source{nope + head * c.operands.q_head, rope + head * c.q_pe_head, there ? 16 : 0};
+    return mla_source{nope + at.head * c.operands.q_head, rope + at.head * c.q_pe_head,
+                      there ? 16 : 0};
 }
 
 /* Two elements from a multiple of 2 bytes on, or zeros. */
@@ -551,13 +552,12 @@ DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequen
     if (r > 1)
         return;
     if (walk_whole(w) && c.operands.sinks)
-        softmax_take(&mine, c.operands.sinks[at % c.heads] * SOFTMAX_LOG2E, &shrink);
+        softmax_take(&mine, c.operands.sinks[row_find(c, q, at).head] * SOFTMAX_LOG2E, &shrink);
     m.factor[n] = softmax_end(&mine) * shrink * (cache_scale * p_scale);
     if (!walk_whole(w))
         c.part_lse[part_place(c, w) * ROWS + n] = softmax_lse(&mine);
     else if (c.operands.lse && valid)
-        *(float *)((char *)c.operands.lse + (q.first_row + at / c.heads) * c.operands.lse_row +
-                   at % c.heads * c.operands.lse_head) = softmax_lse(&mine);
+        *row_lse(c, q, at) = softmax_lse(&mine);
 }
 
 /* What warpgroup 1 has of a unit. */
@@ -730,8 +730,7 @@ DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = first + row_of(warp, lane, r);
-        char *to = (char *)c.operands.out + (q.first_row + row / c.heads) * c.operands.out_row +
-                   row % c.heads * c.operands.out_head;
+        char *to = row_out(c, q, row);
         if (c.operands.aligned & CALL_ALIGNED_OUT_16 && !c.out_f32) {
             rows_out_wide(c, o, row < count ? to : 0, r, d0, lane);
             continue;

@@ -197,6 +197,35 @@ template <int N> DEVICE float *part_find(const mla_call &c, const mla_walk &w, i
     return c.parts + part_place(c, w) * (MLA_LORA * N) + n / 8 * PART_EIGHT + d * 8 + n % 8;
 }
 
+/* A row's query and head. One query takes no division: what runs once a unit takes as long as its code is. */
+struct row_place {
+    int query, head;
+};
+
+DEVICE row_place row_find(const mla_call &c, const index_sequence &q, int row)
+{
+    row_place at = {0, row};
+    if (q.q_len > 1) {
+        at.query = row / c.heads;
+        at.head = row - at.query * c.heads;
+    }
+    return at;
+}
+
+DEVICE char *row_out(const mla_call &c, const index_sequence &q, int row)
+{
+    const row_place at = row_find(c, q, row);
+    return (char *)c.operands.out + (q.first_row + at.query) * c.operands.out_row +
+           at.head * c.operands.out_head;
+}
+
+DEVICE float *row_lse(const mla_call &c, const index_sequence &q, int row)
+{
+    const row_place at = row_find(c, q, row);
+    return (float *)((char *)c.operands.lse + (q.first_row + at.query) * c.operands.lse_row +
+                     at.head * c.operands.lse_head);
+}
+
 /* The unit's sequence, and the keys [*lo, *hi) that any of its rows sees. */
 template <int N>
 DEVICE void unit_begin(const mla_call &c, const mla_walk &w, const mask_rule &rule,
@@ -205,7 +234,8 @@ DEVICE void unit_begin(const mla_call &c, const mla_walk &w, const mask_rule &ru
     const int rows = N * c.pair;
     index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, q);
     const int last = int_min(w.u.first_row + rows, q->q_len * c.heads) - 1;
-    mask_outline(&rule, &c.batch, q, w.u.first_row / c.heads, last / c.heads, lo, hi);
+    mask_outline(&rule, &c.batch, q, row_find(c, *q, w.u.first_row).query,
+                 row_find(c, *q, last).query, lo, hi);
 }
 
 /* The keys [*lo, *hi) that a row of the block sees; of a row that is not there, none. */
@@ -216,7 +246,7 @@ DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence 
     const int row = first_row<N>(c, w) + n;
     int from = 0, to = 0;
     if (row < q.q_len * c.heads) {
-        const int t = row / c.heads;
+        const int t = row_find(c, q, row).query;
         mask_outline(&rule, &c.batch, &q, t, t, &from, &to);
     }
     *lo = from;
