@@ -129,10 +129,10 @@ static plan_layout lay_out(const attn_instance *instance, uint32_t index, const 
     return at;
 }
 
-/* Two states for each block. */
+/* Two states for each block of the line, one for each other. */
 static uint64_t num_states(const fm_shape *shape)
 {
-    return 2u * (uint64_t)(shape->ranges + shape->fixed) * (uint64_t)shape->pair;
+    return (2u * (uint64_t)shape->ranges + (uint64_t)shape->fixed) * (uint64_t)shape->pair;
 }
 
 static uint64_t outputs_bytes(const fm_shape *shape)

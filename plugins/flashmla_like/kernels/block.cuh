@@ -184,7 +184,7 @@ template <int N> DEVICE int first_row(const mla_call &c, const mla_walk &w)
 /* Where the parts of this block's unit lie, as a number of states of N rows. */
 DEVICE i64 part_place(const mla_call &c, const mla_walk &w)
 {
-    return (2ll * block_range(c) + (w.t0 == 0)) * c.pair + block_half(c);
+    return (i64)plan_part_place(&c, block_range(c), w.t0 == 0) * c.pair + block_half(c);
 }
 
 /* Parts have their rows in eights, so that what a warp of mla_merge reads, eight rows of neighbouring dimensions, lies

@@ -78,7 +78,7 @@ static __device__ void merge_find(const mla_call &c, int chunks_log, int i, mla_
 
 static __device__ int part_at(const mla_call &c, const mla_piece &p, int part)
 {
-    return (2 * (p.unit.first + part) + (part == 0)) * c.pair + p.half;
+    return plan_part_place(&c, p.unit.first + part, part == 0) * c.pair + p.half;
 }
 
 /* Row n of the piece in its sequence; below 0: there is none. */
@@ -147,15 +147,16 @@ static __device__ void merge_take(float4 &sum, float4 x, const float *weight)
     sum.w += weight[3] * x.w;
 }
 
-/* Parts `begin` and following of a warp. `from`: where part 0 would lie, `stride` before part 1. */
+/* Parts `begin` and following of a warp. `from`: where part 0 would lie, `stride` before part 1; it lies `ahead` of
+ * that. */
 static __device__ void merge_fetch(merge_fetched &parts, const mla_piece &p, const float *from,
-                                   int stride, int begin)
+                                   int stride, int ahead, int begin)
 {
 #pragma unroll
     for (int i = 0; i < MERGE_FETCHED; i++) {
         const int part = begin + (i << p.sharing_log);
         if (part < p.unit.count)
-            parts.x[i] = *(const float4 *)(from + part * stride + (part == 0 ? stride / 2 : 0));
+            parts.x[i] = *(const float4 *)(from + part * stride + (part == 0 ? ahead : 0));
     }
 }
 
@@ -176,19 +177,20 @@ static __device__ void merge_sums(const mla_call &c, const mla_piece &p, mla_mer
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = lane % 2 * 4;
     const int d = p.d0 + (warp >> p.sharing_log) * MLA_MERGE_DIMS + lane / 2;
-    const int state = MLA_LORA * c.rows, stride = 2 * c.pair * state;
-    const float *from = c.parts + (i64)p.unit.first * stride + p.half * state +
+    const int state = MLA_LORA * c.rows, one = c.pair * state, first = p.unit.first;
+    const int ahead = first < c.ranges ? one : 0, stride = one + ahead;
+    const float *from = c.parts + (i64)plan_part_place(&c, first, 0) * one + p.half * state +
                         p.n0 / 8 * PART_EIGHT + d * 8 + rows;
     int begin = warp & ((1 << p.sharing_log) - 1);
     merge_fetched parts;
     float4 sum = make_float4(0, 0, 0, 0);
-    merge_fetch(parts, p, from, stride, begin);
+    merge_fetch(parts, p, from, stride, ahead, begin);
     merge_weights(c, p, m);
     __syncthreads();
     merge_add(sum, parts, p, m.weights + rows, begin);
 #pragma unroll 1
     while ((begin += MERGE_FETCHED << p.sharing_log) < p.unit.count) {
-        merge_fetch(parts, p, from, stride, begin);
+        merge_fetch(parts, p, from, stride, ahead, begin);
         merge_add(sum, parts, p, m.weights + rows, begin);
     }
     m.sums[warp * 32 + lane] = sum;

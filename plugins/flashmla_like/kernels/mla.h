@@ -159,10 +159,8 @@ typedef struct mla_call {
     mla_plan_header *plan;
     mla_start *starts; /* [ranges + fixed] */
     mla_unit *units;   /* [most_units] */
-    float
-        *parts; /* [ranges + fixed, 2, pair, N / 8, MLA_LORA, 8] outputs of parts: of a unit that an
-                      * earlier range began, and of one that a later range ends */
-    float *part_lse; /* [ranges + fixed, 2, pair, N] */
+    float *parts;      /* [2 ranges + fixed, pair, N / 8, MLA_LORA, 8] outputs of parts */
+    float *part_lse;   /* [2 ranges + fixed, pair, N] */
     int most_units;
     int ranges;
     int pair; /* blocks of N rows of a unit */

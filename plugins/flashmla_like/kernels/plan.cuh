@@ -118,6 +118,13 @@ PORTABLE int plan_share(const mla_call *c, i64 at, i64 length)
     return (int)(at * c->ranges / length);
 }
 
+/* The place of a part of range r among all. A range of the line has two: for a unit that an earlier one began, and for one
+ * that begins in it (`first`: the part is its first). */
+PORTABLE int plan_part_place(const mla_call *c, int r, int first)
+{
+    return r < c->ranges ? 2 * r + first : c->ranges + r;
+}
+
 /* Where a range begins, at a unit of the list or, if there is none before `num_units`, nowhere. */
 PORTABLE mla_start plan_start(const mla_call *c, int unit, int num_units, int range)
 {
