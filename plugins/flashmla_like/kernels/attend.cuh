@@ -316,7 +316,7 @@ template <int N> DEVICE void score(const mla_call &c, const mla_shared<N> &m)
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
         int lo, least_hi;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         load_queries<N>(c, w, q, m, thread);
         all_see<N>(c, w, q, m, &lo, &least_hi);
         columns_begin<N>(columns);
@@ -506,7 +506,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
             store_part<N>(c, w, o, d0, lane);
             continue;
         }
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence_again(c, w, &q);
         if (c.out_f32)
             store_wide<N>(c, w, q, o, d0, lane);
         else

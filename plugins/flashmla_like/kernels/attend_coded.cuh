@@ -174,7 +174,7 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
         coded_held held;
         mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
         int lo, least_hi;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         coded_load_queries(c, w, q, rule, m);
         coded_hold(held, m, warp, lane);
         all_see<ROWS>(c, w, q, m, &lo, &least_hi);
@@ -202,7 +202,7 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
             j += MLA_TILE;
         }
         walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         const mla_shared<ROWS> to = part_buffer<ROWS, MLA_SHARED_P(ROWS)>(m, part.slot);
         barrier_wait(to.p_empty, part.phase ^ 1);
         rows_finish(c, w, q, rows, to, 1 / ROWS_P_SCALE, cache_scale, warp, lane);
@@ -312,7 +312,7 @@ DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)
         barrier_arrive(from.p_empty);
         part.advance();
         walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         if (walk_whole(w))
             codes_out<ROWS, 4>(c, w, q, o, d0, lane);
         else

@@ -578,7 +578,7 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
         int lo, least_hi;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         if constexpr (coded) {
             codes_load_queries<N, threads>(c, w, q, m, scale, thread);
         } else {
@@ -844,7 +844,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
         multiply<N>(o, from, lane);
         barrier_arrive(from.p_empty);
         part.advance();
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence_again(c, w, &q);
         if (walk_whole(w))
             codes_out<N, 4>(c, w, q, o, d0, lane);
         else

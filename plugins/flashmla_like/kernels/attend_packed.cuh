@@ -382,7 +382,7 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
         mla_columns<N> columns;
         float factor[N / 4], s[N / 2];
         int lo, least_hi;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         load_queries<N, threads>(c, w, q, m, thread);
         convert_queries<N, MLA_LORA / 32, threads>(m, scale, thread);
         all_see<N>(c, w, q, m, &lo, &least_hi);
@@ -630,7 +630,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
         multiply<N>(o, from, lane);
         barrier_arrive(from.p_empty);
         part.advance();
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence_again(c, w, &q);
         if (walk_whole(w))
             codes_out<N, PACKED_SCALED>(c, w, q, o, d0, lane);
         else

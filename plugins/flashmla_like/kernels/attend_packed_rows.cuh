@@ -455,7 +455,7 @@ DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
         int lo, least_hi;
         mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
         scales[0] = scales[1] = scale != 0 ? fabsf(scale) : 1.0f;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         if (thread < ROWS) {
             int from, to;
             row_seen<ROWS>(c, w, q, rule, thread, &from, &to);
@@ -487,7 +487,7 @@ DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             at.advance();
         }
         walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         barrier_wait(m.p_empty, p_phase);
         p_phase ^= 1;
         rows_finish(c, w, q, rows, m, 1.0f, 1.0f, warp, lane);

@@ -619,7 +619,7 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
         r.rows = mla_rows{{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
         r.sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
         r.scale[0] = r.scale[1] = scale != 0 ? fabsf(scale) : 1.0f;
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         if (thread < ROWS) {
             int lo, hi;
             row_seen<ROWS>(c, w, q, rule, thread, &lo, &hi);
@@ -634,7 +634,7 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             j += MLA_ROWS_TILE;
         }
         walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         const mla_shared<ROWS> to = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, r.part.slot);
         barrier_wait(to.p_empty, r.part.phase ^ 1);
         rows_finish(c, w, q, r.rows, to, codes ? 1 / ROWS_P_SCALE : 1.0f, cache_scale, warp, lane);
@@ -786,7 +786,7 @@ DEVICE void rows_end(const mla_call &c, mla_walk &w, const float (&o)[2][64], in
 {
     index_sequence q;
     walk_again(c, w);
-    index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+    walk_sequence(c, w, &q);
     rows_leave(c, w, q, o, group);
 }
 
@@ -822,7 +822,7 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
         }
         index_sequence q;
         walk_again(c, w);
-        index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, &q);
+        walk_sequence(c, w, &q);
         const mla_shared<ROWS> from = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);

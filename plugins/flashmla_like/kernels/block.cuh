@@ -112,15 +112,40 @@ DEVICE int block_half(const mla_call &c)
 
 /* A range's units one after another. */
 struct mla_walk {
-    mla_unit u;
-    int unit;   /* its number */
-    int t0, t1; /* tiles */
+    mla_unit u;         /* but for its sequence */
+    const mla_unit *at; /* where it is, until its tiles begin */
+    int unit;           /* its number */
+    int t0, t1;         /* tiles */
 };
 
-/* The second half of the range's mla_start: the first unit's tiles and number, the number of units, the range's length. */
+/* The end of the range's mla_start: the first unit's number, the number of units, the range's length. */
 DEVICE int4 walk_line(const mla_call &c)
 {
-    return ((const int4 *)(c.starts + block_range(c)))[1];
+    return *(const int4 *)&c.starts[block_range(c)].unit;
+}
+
+/* Read the unit where it is, but for its sequence. */
+DEVICE void walk_read(mla_walk &w)
+{
+    const int4 x = *(const int4 *)w.at;
+    w.u.first_row = x.x;
+    w.u.begin = x.y;
+    w.u.first_tile = x.z;
+    w.u.tiles = x.w;
+}
+
+/* The unit's sequence, before its tiles. */
+DEVICE void walk_sequence(const mla_call &c, const mla_walk &w, index_sequence *q)
+{
+    *q = w.at->q;
+    q->first_new = c.operands.k ? q->first_new : q->kv_len;
+}
+
+/* The same after them. */
+DEVICE void walk_sequence_again(const mla_call &c, mla_walk &w, index_sequence *q)
+{
+    w.at = c.units + w.unit;
+    walk_sequence(c, w, q);
 }
 
 DEVICE bool walk_here(const mla_call &c, mla_walk &w, int range)
@@ -132,10 +157,11 @@ DEVICE bool walk_here(const mla_call &c, mla_walk &w, int range)
 /* The range's first unit; false: it has no tiles. */
 DEVICE bool walk_begin(const mla_call &c, mla_walk &w)
 {
-    const int4 first = *(const int4 *)(c.starts + block_range(c)), line = walk_line(c);
-    w.u = mla_unit{first.x, first.y, first.z, first.w, line.x};
-    w.unit = line.y;
-    return w.unit < line.z && walk_here(c, w, line.w);
+    const int4 line = walk_line(c);
+    w.at = &c.starts[block_range(c)].first;
+    walk_read(w);
+    w.unit = line.x;
+    return w.unit < line.y && walk_here(c, w, line.z);
 }
 
 /* The next one. One of whose tiles the range has none is beyond its end, or begins so close before it that the next
@@ -145,8 +171,9 @@ DEVICE bool walk_next(const mla_call &c, mla_walk &w)
     if (++w.unit >= c.most_units)
         return false;
     const int4 line = walk_line(c);
-    w.u = c.units[w.unit]; /* of the list, or not: the loads are under way together */
-    return w.unit < line.z && walk_here(c, w, line.w);
+    w.at = c.units + w.unit;
+    walk_read(w); /* of the list, or not: the loads are under way together */
+    return w.unit < line.y && walk_here(c, w, line.z);
 }
 
 /* Does the unit end here? Else it is the range's last one. */
@@ -159,15 +186,16 @@ DEVICE bool walk_ends(const mla_walk &w)
 DEVICE mla_walk walk_before(const mla_call &c)
 {
     mla_walk w;
-    w.unit = walk_line(c).y - 1;
+    w.unit = walk_line(c).x - 1;
     return w;
 }
 
 /* Look the unit up again: code that needs it after its tiles then keeps no registers for it. */
 DEVICE void walk_again(const mla_call &c, mla_walk &w)
 {
-    w.u = c.units[w.unit];
-    walk_here(c, w, walk_line(c).w);
+    w.at = c.units + w.unit;
+    walk_read(w);
+    walk_here(c, w, walk_line(c).z);
 }
 
 DEVICE bool walk_whole(const mla_walk &w)
@@ -232,7 +260,7 @@ DEVICE void unit_begin(const mla_call &c, const mla_walk &w, const mask_rule &ru
                        index_sequence *q, int *lo, int *hi)
 {
     const int rows = N * c.pair;
-    index_find_sequence(&c.batch, c.operands.k != 0, w.u.seq, q);
+    walk_sequence(c, w, q);
     const int last = int_min(w.u.first_row + rows, q->q_len * c.heads) - 1;
     mask_outline(&rule, &c.batch, q, row_find(c, *q, w.u.first_row).query,
                  row_find(c, *q, last).query, lo, hi);
@@ -385,8 +413,8 @@ DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane
     }
 }
 
-/* Warpgroup 0 over all tiles, of T latents each: `mine` is a lane's key of a tile. find() says where it is, from what the
- * table has for it; load() copies to a slot of the ring, where tiles arrive at a barrier. */
+/* Warpgroup 0 over all tiles, of T latents each: `mine` is a lane's key of a tile. find() says where it is, from what
+ * the table has for it; load() copies to a slot of the ring, where tiles arrive at a barrier. */
 template <int N, int T, int stages, class finder, class loader>
 DEVICE void feed_tiles(const mla_call &c, const mla_shared<N> &m, int mine, const finder &find,
                        const loader &load)

@@ -18,7 +18,7 @@
 #ifndef FLASHMLA_LIKE_MLA_H
 #define FLASHMLA_LIKE_MLA_H
 
-#include "plugins/common/cuda/call.h"
+#include "plugins/common/cuda/index.cuh"
 
 #ifdef __cplusplus
 #define MLA_ALIGN(bytes) alignas(bytes)
@@ -115,14 +115,14 @@
 
 /* A unit, in the order of the line. */
 typedef struct mla_unit {
-    int seq;
-    int first_row;  /* of its rows, in the sequence */
-    int begin;      /* on the line */
-    int first_tile; /* of its keys */
-    int tiles;      /* at least 1, even where no row sees a key */
+    MLA_ALIGN(16) int first_row; /* of its rows, in the sequence */
+    int begin;                   /* on the line */
+    int first_tile;              /* of its keys */
+    int tiles;                   /* at least 1, even where no row sees a key */
+    index_sequence q;            /* the sequence, as if k and v were given: walk_sequence() */
 } mla_unit;
 
-/* Where a range begins: all that its blocks read before they look a sequence up. */
+/* Where a range begins: all that its blocks read before they look at keys. */
 typedef struct mla_start {
     MLA_ALIGN(16) mla_unit first;
     int unit;      /* the first one's number */

@@ -26,15 +26,13 @@ PORTABLE int plan_seq_units(const mla_call *c, int s)
 PORTABLE mla_unit plan_unit(const mla_call *c, int s, int piece)
 {
     mask_rule rule = plan_rule(c);
-    index_sequence q;
     mla_unit unit;
     int lo, hi, rows = c->rows * c->pair;
-    index_find_sequence(&c->batch, 0, s, &q);
-    unit.seq = s;
+    index_find_sequence(&c->batch, 1, s, &unit.q);
     unit.first_row = piece * rows;
     unit.begin = 0;
-    int last = int_min(unit.first_row + rows, q.q_len * c->heads) - 1;
-    mask_outline(&rule, &c->batch, &q, unit.first_row / c->heads, last / c->heads, &lo, &hi);
+    int last = int_min(unit.first_row + rows, unit.q.q_len * c->heads) - 1;
+    mask_outline(&rule, &c->batch, &unit.q, unit.first_row / c->heads, last / c->heads, &lo, &hi);
     unit.first_tile = lo / c->tile;
     unit.tiles = int_max((hi + c->tile - 1) / c->tile - unit.first_tile, 1);
     return unit;
@@ -67,14 +65,12 @@ PORTABLE int plan_divides(const mla_unit *unit, int range, int r)
 
 PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int range)
 {
-    index_sequence q;
     mla_divided divided;
-    index_find_sequence(&c->batch, 0, unit->seq, &q);
     divided.first = plan_first_range(unit, range);
     divided.count = plan_last_range(unit, range) - divided.first + 1;
     divided.first_row = unit->first_row;
-    divided.rows = q.q_len * c->heads;
-    divided.first_token = q.first_row;
+    divided.rows = unit->q.q_len * c->heads;
+    divided.first_token = unit->q.first_row;
     return divided;
 }
 
@@ -115,11 +111,19 @@ PORTABLE int plan_whole_range(const mla_call *c, int count, int place)
 /* The range of a unit that begins at `at` of a line of `length`, where units stay whole. */
 PORTABLE int plan_share(const mla_call *c, i64 at, i64 length)
 {
-    return (int)(at * c->ranges / length);
+    int low = 0, high = c->ranges;
+    while (high - low > 1) { /* not by a division of 64 bits, which is a call */
+        int middle = low + (high - low) / 2;
+        if (middle * length <= at * c->ranges)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
 }
 
-/* The place of a part of range r among all. A range of the line has two: for a unit that an earlier one began, and for one
- * that begins in it (`first`: the part is its first). */
+/* The place of a part of range r among all. A range of the line has two: for a unit that an earlier one began, and for
+ * one that begins in it (`first`: the part is its first). */
 PORTABLE int plan_part_place(const mla_call *c, int r, int first)
 {
     return r < c->ranges ? 2 * r + first : c->ranges + r;

@@ -23,6 +23,7 @@ typedef struct plan_case {
     int lens[SEQS], prefix[SEQS], indptr[SEQS + 1];
     mla_call call;
     mla_unit units[4096];
+    int seqs[4096]; /* of units */
     int num_units, length;
 } plan_case;
 
@@ -52,7 +53,8 @@ static void list_units(plan_case *c, int place)
 {
     for (int s = 0; s < c->call.batch.num_seqs; s++)
         for (int piece = 0; piece < plan_seq_units(&c->call, s); piece++) {
-            mla_unit *unit = &c->units[c->num_units++];
+            mla_unit *unit = &c->units[c->num_units];
+            c->seqs[c->num_units++] = s;
             *unit = plan_unit(&c->call, s, piece);
             unit->begin = c->length;
             c->length += place ? place : unit->tiles + MLA_UNIT_COST;
@@ -63,12 +65,12 @@ static void list_units(plan_case *c, int place)
 static void check_divided(const plan_case *c, const mla_unit *unit, int range, int first, int count)
 {
     mla_divided divided = plan_divided(&c->call, unit, range);
-    int queries = c->indptr[unit->seq + 1] - c->indptr[unit->seq];
+    int seq = c->seqs[unit - c->units], queries = c->indptr[seq + 1] - c->indptr[seq];
     ck_assert_int_eq(divided.first, first);
     ck_assert_int_eq(divided.count, count);
     ck_assert_int_eq(divided.first_row, unit->first_row);
     ck_assert_int_eq(divided.rows, queries * c->call.heads);
-    ck_assert_int_eq(divided.first_token, c->indptr[unit->seq]);
+    ck_assert_int_eq(divided.first_token, c->indptr[seq]);
 }
 
 /* Every tile of a unit is one range's, and the second of them lists a divided unit. */
@@ -96,12 +98,13 @@ static void check_unit(const plan_case *c, const mla_unit *unit, int range)
 /* The unit's tiles are the keys that its first and its last query see. */
 static void check_keys(const plan_case *c, const mla_unit *unit)
 {
-    int rows = (c->indptr[unit->seq + 1] - c->indptr[unit->seq]) * c->call.heads;
+    int seq = c->seqs[unit - c->units];
+    int rows = (c->indptr[seq + 1] - c->indptr[seq]) * c->call.heads;
     int last = unit->first_row + c->call.rows * c->call.pair - 1;
     last = last < rows ? last : rows - 1;
-    int hi = c->prefix[unit->seq] + last / c->call.heads + 1, lo = 0;
+    int hi = c->prefix[seq] + last / c->call.heads + 1, lo = 0;
     if (c->call.window_left >= 0)
-        lo = c->prefix[unit->seq] + unit->first_row / c->call.heads - c->call.window_left;
+        lo = c->prefix[seq] + unit->first_row / c->call.heads - c->call.window_left;
     lo = lo > 0 ? lo : 0;
     ck_assert_int_lt(unit->first_row, rows);
     ck_assert_int_eq(unit->first_tile, lo / c->call.tile);
