@@ -63,7 +63,7 @@ static int find_fixed(const attn_instance *instance, const attn_problem *problem
     if (2 * blocks >= instance->facts.num_sms)
         return MLA_FIXED_LONG;
     /* Without bounds, sequences may be many. */
-    return blocks && 8 * blocks < instance->facts.num_sms ? MLA_FIXED_SHORT : MLA_FIXED_MIDDLE;
+    return blocks && 16 * blocks < instance->facts.num_sms ? MLA_FIXED_SHORT : MLA_FIXED_MIDDLE;
 }
 
 static attn_status find(attn_instance *made, const char *name, uint32_t shared,
