@@ -29,10 +29,15 @@
 #include "plugins/fa3_like/kernels/shapes.h"
 
 enum {
+    ROWS_FEW = 8,                /* blocks of fa3_rows where tiles save all new rows */
     ROWS_BLOCKS = 8,             /* blocks of fa3_rows for each multiprocessor, at most, */
     ROWS_BLOCK_BYTES = 16 << 10, /* of new keys and values that one has */
-    L2_SECTION = 32 << 20,       /* bytes of keys and values that are worked on together, */
-    SECTION_WAVES = 8            /* where there are so many tiles for each multiprocessor */
+    SAVE_HEADS = 8,              /* least query heads of a KV head whose tiles save new rows: each
+                                  * saves its share, which takes as long as products of few keys; */
+    SAVE_HEADS_LONG = 4,         /* the same of prompts of SAVE_LONG tokens or more */
+    SAVE_LONG = 1024,
+    L2_SECTION = 32 << 20, /* bytes of keys and values that are worked on together, */
+    SECTION_WAVES = 8      /* where there are so many tiles for each multiprocessor */
 };
 
 /* ---- Options --------------------------------------------------------------------------------- */
@@ -194,7 +199,8 @@ typedef struct fa3_metadata {
     int32_t window_left; /* FA3_UNBOUNDED = no limit */
     int32_t window_right;
     fa3_plan *plan; /* on the device, as are its lists; NULL = the group has no tiles */
-    int32_t *tiles, *slow;
+    struct fa3_entry *tiles;
+    int32_t *slow;
     int is_tiled;           /* this batch's tiles are planned: */
     const fa3_tile *tile;   /* these; NULL = not yet */
     int splits;             /* parts of each tile's keys; 1 = they are not shared out */

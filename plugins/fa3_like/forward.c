@@ -3,10 +3,11 @@
  * forward.c: one layer: the library's, or operands become the kernels' parameters; then two
  * launches.
  *
- *   fa3_rows    new keys into the cache, padding, sequences that are not for tiles
+ *   fa3_rows    new keys into the cache, but for those that tiles save, padding, sequences that are
+ *               not for tiles
  *   forward_*   the tiles: queries and outputs by tensor maps over the operands' rows, keys by
  *               those over the cache's pages, or over the rows of k and v where they are all there
- *               is
+ *               is, which are saved then
  *
  * Of expanded latents fi_save, which saves them, goes first.
  */
@@ -20,7 +21,7 @@
 
 #include <string.h>
 
-enum { PANEL_BYTES = 128 };
+enum { PANEL_BYTES = 128, PIECE_BYTES = 16 };
 
 static const float log2_e = 1.44269504088896341f;
 
@@ -61,6 +62,40 @@ static int reads_gathered(const layer_call *call)
     return call->view->is_gathered && !reads_rows(call);
 }
 
+static uint32_t pieces(int64_t bytes)
+{
+    return (uint32_t)(bytes / PIECE_BYTES);
+}
+
+/* Does every piece of a tensor have a number of 32 bits? `stride`: bytes of its first dimension. */
+static int has_few_pieces(const attn_tensor *tensor, int64_t stride)
+{
+    return stride >= 0 && tensor->shape[0] * (stride / PIECE_BYTES) < UINT32_MAX;
+}
+
+/* Do tiles read new keys of sequences that have no others from k and v, and may they save them? New
+ * rows are those of the queries then. No sequence reads another's new keys (ATTN_USES_SHARED_NEW_KV
+ * is refused), so none waits for another's tiles. */
+static int has_new_rows(const layer_call *call)
+{
+    const cuda_group *group = call->group;
+    const call_operands *o = &call->rows.operands;
+    const int aligned = CALL_ALIGNED_NEW | CALL_ALIGNED_CACHE;
+    return o->save && !call->kv->kv_new_indptr.device && group->kv_dtype == group->q_dtype &&
+           !reads_gathered(call) && (o->aligned & aligned) == aligned &&
+           has_few_pieces(attn_operand(&call->args, ATTN_ROLE_K), o->k_row) &&
+           has_few_pieces(attn_operand(&call->args, ATTN_ROLE_V), o->v_row) &&
+           has_few_pieces(attn_operand(&call->args, ATTN_ROLE_K_CACHE), o->k_page) &&
+           has_few_pieces(attn_operand(&call->args, ATTN_ROLE_V_CACHE), o->v_page);
+}
+
+/* Do tiles save these keys, too? */
+static int has_savers(const layer_call *call)
+{
+    int is_long = cuda_plan_extent(&call->metadata->plan).q_len >= SAVE_LONG;
+    return has_new_rows(call) && call->group->ratio >= (is_long ? SAVE_HEADS_LONG : SAVE_HEADS);
+}
+
 /* Tensor maps and the kernel's own stores move 16 bytes at a time. */
 static int is_aligned(const layer_call *call)
 {
@@ -97,12 +132,16 @@ static int64_t count_row_blocks(const layer_call *call, int all_slow)
 {
     const cuda_group *group = call->group;
     const int64_t sms = fa3_num_sms(call), most = sms * ROWS_BLOCKS;
-    int64_t bytes = cuda_plan_extent(&call->metadata->plan).tokens * group->kv_heads *
-                    (group->dim + group->v_dim) * attn_dtype_size(group->kv_dtype);
-    int64_t blocks = call->rows.operands.save ? bytes / ROWS_BLOCK_BYTES : 0;
+    const cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
+    int64_t bytes = extent.tokens * group->kv_heads * (group->dim + group->v_dim) *
+                    attn_dtype_size(group->kv_dtype);
+    int64_t keys = fi_most_keys(&call->metadata->plan, group);
+    int saves = call->rows.operands.save && !(call->rows.saves_rest && keys <= extent.q_len);
+    int64_t blocks = saves ? bytes / ROWS_BLOCK_BYTES : 0;
     if (all_slow || blocks > most)
         return most;
-    return blocks > sms ? blocks : sms;
+    int64_t least = saves || sms < ROWS_FEW ? sms : ROWS_FEW;
+    return blocks > least ? blocks : least;
 }
 
 static attn_status launch_rows(layer_call *call, int all_slow, attn_stream stream,
@@ -210,6 +249,8 @@ static int32_t greatest_divisor(int32_t a, int32_t b)
 static void set_keys(const layer_call *call, struct fa3_forward_params *p)
 {
     const fa3_metadata *view = call->view;
+    p->has_new = has_new_rows(call);
+    p->is_early = p->has_new || reads_rows(call);
     p->page_size = FA3_UNBOUNDED;
     p->box_rows = call->view->tile->keys;
     if (reads_rows(call)) {
@@ -229,6 +270,20 @@ static void set_keys(const layer_call *call, struct fa3_forward_params *p)
     p->table_stride = view->page_table_stride;
     p->page_size = call->group->page_size;
     p->box_rows = greatest_divisor(call->group->page_size, p->box_rows);
+}
+
+/* Where tiles save new rows. */
+static void set_saves(const layer_call *call, struct fa3_forward_params *p)
+{
+    const call_operands *o = &call->rows.operands;
+    uint32_t page_size = (uint32_t)call->group->page_size;
+    p->slots = call->rows.saves_rest ? (uintptr_t)call->rows.batch.out_cache_loc : 0;
+    p->k_save = (struct fa3_save){
+        (uintptr_t)o->k,   (uintptr_t)o->k_cache, pieces(o->k_row),        pieces(o->k_head),
+        pieces(o->k_page), pieces(o->k_token),    pieces(o->k_cache_head), page_size};
+    p->v_save = (struct fa3_save){
+        (uintptr_t)o->v,   (uintptr_t)o->v_cache, pieces(o->v_row),        pieces(o->v_head),
+        pieces(o->v_page), pieces(o->v_token),    pieces(o->v_cache_head), page_size};
 }
 
 /* Strides in elements. */
@@ -276,6 +331,7 @@ static void set_work(const layer_call *call, struct fa3_forward_params *p)
         p->q_starts = (uintptr_t)view->plan->starts;
     } else {
         p->tiles = (uintptr_t)view->tiles;
+        p->tile_room = (int32_t)fa3_layout_plan(call->tiles, &plan->bounds).most_tiles;
         p->tile_count = (uintptr_t)&view->plan->tile_count;
     }
 }
@@ -290,6 +346,16 @@ static void set_scores(const layer_call *call, struct fa3_forward_params *p)
     p->chunk = group->chunk;
     p->score_log2 = (capped ? group->logit_cap : group->sm_scale) * log2_e;
     p->score_cap = capped ? group->sm_scale / group->logit_cap : 0.0f;
+}
+
+static attn_status set_new_maps(const layer_call *call, struct fa3_forward_params *p,
+                                attn_error *error)
+{
+    uint32_t rows = (uint32_t)call->view->tile->keys;
+    map_view k = view_rows("k", attn_operand(&call->args, ATTN_ROLE_K), rows);
+    map_view v = view_rows("v", attn_operand(&call->args, ATTN_ROLE_V), rows);
+    attn_status status = make_map(call, &k, &p->k_new, error);
+    return status == ATTN_OK ? make_map(call, &v, &p->v_new, error) : status;
 }
 
 static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p, attn_error *error)
@@ -316,6 +382,8 @@ static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p
     attn_status status = make_map(call, &q, &p->q, error);
     if (status == ATTN_OK)
         status = make_map(call, &o, &p->o, error);
+    if (status == ATTN_OK && p->has_new)
+        status = set_new_maps(call, p, error);
     if (status == ATTN_OK)
         status = make_map(call, &k, &p->k, error);
     return status == ATTN_OK ? make_map(call, &v, &p->v, error) : status;
@@ -342,6 +410,7 @@ static attn_status launch_tiles(const layer_call *call, attn_stream stream, attn
     p->heads_q = call->group->kv_heads * p->heads_per_kv;
     p->counter = ((const fa3_own *)call->metadata->own)->counter;
     set_keys(call, p);
+    set_saves(call, p);
     set_outputs(call, p);
     set_work(call, p);
     set_scores(call, p);
@@ -385,6 +454,7 @@ static attn_status forward_tiles(layer_call *call, int32_t layer_id, attn_stream
     int for_tiles = is_for_tiles(call), saves = call->rows.operands.save;
     int gathers = for_tiles && reads_gathered(call);
     call->rows.operands.save = saves && !gathers;
+    call->rows.saves_rest = for_tiles && has_savers(call);
     status = launch_rows(call, !for_tiles, stream, error);
     call->rows.operands.save = saves;
     if (status == ATTN_OK && gathers)

@@ -49,7 +49,8 @@ fa3_plan_layout fa3_layout_plan(const fa3_group *group, const attn_bounds *bound
     const fa3_tile *least = group->low ? group->low : group->tile;
     layout.most_tiles = bounds->max_tokens / least->queries + (int64_t)bounds->max_seqs;
     layout.tiles_at = aligned(sizeof(fa3_plan));
-    layout.slow_at = aligned(layout.tiles_at + (uint64_t)layout.most_tiles * 2 * sizeof(int32_t));
+    layout.slow_at =
+        aligned(layout.tiles_at + (uint64_t)layout.most_tiles * sizeof(struct fa3_entry));
     layout.first_tile_at = aligned(layout.slow_at + seqs);
     layout.marks_at = aligned(layout.first_tile_at + seqs + sizeof(int32_t));
     int has_ahead = group->has_codes || group->gathers;
@@ -150,7 +151,7 @@ static void place_own(attn_metadata *metadata, const attn_memory *memory,
         if (layout.size > 0)
             own->groups[i] = (fa3_metadata){
                 .plan = (fa3_plan *)(void *)at,
-                .tiles = (int32_t *)(void *)(at + layout.tiles_at),
+                .tiles = (struct fa3_entry *)(void *)(at + layout.tiles_at),
                 .slow = (int32_t *)(void *)(at + layout.slow_at),
                 .given = place_given(at, &layout),
                 .ahead_first = kernels->groups[i].has_codes || kernels->groups[i].gathers

@@ -234,6 +234,7 @@ attn_status run_batch(test_run *t, uint32_t mode, int32_t seqs, int32_t tokens, 
                             .block_table_stride = 90,
                             .kv_lens = {t->kv.kv_lens.host, kv_lens},
                             .out_cache_loc = {NULL, out_cache_loc},
+                            .kv_new_indptr = {NULL, t->kv.kv_new_indptr.device},
                             .block_table = {NULL, block_table}};
     t->batch = (attn_batch){.struct_size = sizeof t->batch,
                             .mode = mode,

@@ -5,8 +5,8 @@
  *
  *   fa3_plan_batch   once a batch and layer group: which tiles there are, and which sequences are
  *                    not for tiles
- *   fa3_rows         once a layer: new keys into the cache, padding, the sequences that are not for
- *                    tiles
+ *   fa3_rows         once a layer: new keys into the cache, but for those that tiles save, padding,
+ *                    the sequences that are not for tiles
  *   fa3_turn_values  once a layer of codes (e4m3): the cache's values as tiles want them (params.h)
  *   fa3_gather       once a layer whose cache tiles cannot read: its keys and values as rows that
  *                    they can, and new ones into the cache
@@ -19,6 +19,7 @@
 #define FA3_LIKE_BATCH_H
 
 #include "plugins/common/cuda/call.h"
+#include "plugins/fa3_like/kernels/params.h"
 
 enum { FA3_PLAN_BUCKETS = 512, FA3_PLAN_THREADS = 1024, FA3_ROWS_THREADS = 256 };
 
@@ -33,6 +34,7 @@ enum {
 typedef struct fa3_plan {
     int tile_count;
     int slow_count;
+    int rest[2]; /* all new rows but of sequences in tiles that have no other keys are in [0, 1) */
     int starts[2]; /* rows of the only sequence, if it is for tiles; else none */
 } fa3_plan;
 
@@ -49,12 +51,12 @@ typedef struct fa3_plan_call {
     call_batch batch;
     fa3_given given;
     fa3_plan *plan;
-    int *tiles;      /* [most_tiles][2] sequence, tile; those with most keys first */
-    int *slow;       /* [max_seqs] sequences that are not for tiles */
-    int *first_tile; /* [max_seqs + 1] room for sums */
-    int *marks;      /* [max_seqs] room: is there a new key without a slot? */
-    int window_left; /* -1 = no limit */
-    int chunk;       /* 0 = off */
+    struct fa3_entry *tiles; /* [most_tiles] those with most keys first */
+    int *slow;               /* [max_seqs] sequences that are not for tiles */
+    int *first_tile;         /* [max_seqs + 1] room for sums */
+    int *marks;              /* [max_seqs] room: is there a new key without a slot? */
+    int window_left;         /* -1 = no limit */
+    int chunk;               /* 0 = off */
     int tile_queries;
     int tile_keys;
     int bucket_keys;  /* tiles of keys that are counted as one when tiles are put in order */
@@ -84,6 +86,7 @@ typedef struct fa3_rows_call {
     int kv_dtype;  /* of the cache */
     int out_dtype;
     int all_slow;     /* every sequence: nothing of this layer is for tiles */
+    int saves_rest;   /* only the plan's rest of the new rows: tiles save the others */
     int window_left;  /* -1 = no limit */
     int chunk;        /* 0 = off */
     float scale;      /* of the scores */

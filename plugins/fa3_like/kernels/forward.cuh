@@ -51,13 +51,13 @@ DEVICE void work_done(struct control *control, work_ring *at)
 
 /* Warp 0: the work of this block, and its queries and keys. */
 template <typename T>
-DEVICE void produce_work(const struct fa3_forward_params &p, struct control *control, unsigned base)
+DEVICE void produce_work(const struct fa3_forward_params &p, struct control *control, unsigned base,
+                         struct work w)
 {
     work_ring works;
     ring<T::stages> stage;
     ring<T::slots> slot;
     const struct tile_step step = tile_step_of<T>(p);
-    struct work w = work_of<T>(p, blockIdx.x);
     work_publish(control, &works, w);
     while (w.queries > 0) {
         int next = 0;
@@ -69,20 +69,25 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
                             shared_address(control->q_full + slot.slot));
             slot.advance();
         }
-        load_tiles<T, T::panels, 0>(p, p.k, step, w, base + T::k_at, control, &stage);
+        if (w.is_new)
+            load_new<T, T::panels, 0>(p, p.k_new, w, base + T::k_at, control, &stage);
+        else
+            load_tiles<T, T::panels, 0>(p, p.k, step, w, base + T::k_at, control, &stage);
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
+    grid_wait(); /* who waits for this kernel waits for the one before, too */
     grid_launch_dependents();
     if (threadIdx.x % 32 == 0)
         schedule_finish(p);
 }
 
 /* The other warps: their share of the keys or of the values. */
-template <typename T, int panels, int behind>
+template <typename T, int dim, int behind>
 DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                     struct control *control, unsigned to)
 {
+    constexpr int panels = (dim + PANEL - 1) / PANEL;
     work_ring works;
     ring<T::stages> stage;
     const struct tile_step step = tile_step_of<T>(p);
@@ -91,7 +96,12 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
         work_done(control, &works);
         if (w.queries == 0)
             return;
-        load_tiles<T, panels, behind>(p, map, step, w, to, control, &stage);
+        if (!w.is_new)
+            load_tiles<T, panels, behind>(p, map, step, w, to, control, &stage);
+        else if (threadIdx.x < 64)
+            load_new<T, panels, behind>(p, p.v_new, w, to, control, &stage);
+        else
+            save_new<T, dim>(p, w, behind ? p.v_save : p.k_save, &stage);
     }
 }
 
@@ -459,24 +469,28 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
     static_assert(sizeof(struct control) <= T::control_bytes, "room for barriers and work");
     const int group = uniform(threadIdx.x / GROUP_THREADS), warp = uniform(threadIdx.x / 32);
 
-    if (threadIdx.x == 0) {
+    struct work w;
+    if (warp == 0)
+        w = work_of<T>(p, blockIdx.x); /* which was planned before the kernel before */
+    if (threadIdx.x == 32) {
         control_init<T>(control);
         tensor_map_prefetch(&p.q);
-        tensor_map_prefetch(&p.k);
-        tensor_map_prefetch(&p.v);
+        tensor_map_prefetch(p.has_new ? &p.k_new : &p.k);
+        tensor_map_prefetch(p.has_new ? &p.v_new : &p.v);
         tensor_map_prefetch(&p.o);
     }
     __syncthreads();
-    grid_wait();
+    if (!p.is_early)
+        grid_wait();
 
     if (group == 0) {
         registers_release<T::producer_registers>();
         if (warp == 0)
-            produce_work<T>(p, control, base);
+            produce_work<T>(p, control, base, w);
         else if (warp == 2)
-            produce<T, T::panels, 0>(p, p.k, control, base + T::k_at);
+            produce<T, T::dim, 0>(p, p.k, control, base + T::k_at);
         else
-            produce<T, T::panels_v, 1>(p, p.v, control, base + T::v_at);
+            produce<T, T::dim_v, 1>(p, p.v, control, base + T::v_at);
     } else {
         registers_take<T::consumer_registers>();
         consume<T>(p, control, base, group - 1);

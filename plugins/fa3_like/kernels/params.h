@@ -30,6 +30,24 @@ struct fa3_tensor_map {
 /* Bounds of a window where there is none: no sequence has more keys. */
 #define FA3_UNBOUNDED (1 << 29)
 
+/* A tile of a list: all that a block has to look up of it, 32 bytes. */
+struct fa3_entry {
+    int32_t sequence, tile;
+    int32_t q_start; /* row of the sequence's first query, */
+    int32_t queries; /* how many it has, */
+    int32_t keys;
+    int32_t position; /* and that of query 0, where key 0 stands at 0 */
+    int32_t reserved[2];
+};
+
+/* New keys, or values, and the cache that they are saved to; strides in pieces of 16 bytes. */
+struct fa3_save {
+    uint64_t from, to;
+    uint32_t from_row, from_head;
+    uint32_t page, token, head;
+    uint32_t page_size;
+};
+
 /* Layouts of maps, 4 dimensions each, 16-bit elements, 128-byte swizzle, L2 promotion 128 bytes:
  *
  *   q, o    {dim, query, head, batch}        box {64, 64, 1, 1}; ragged: query = token, batch 1
@@ -46,6 +64,11 @@ struct fa3_tensor_map {
  */
 struct fa3_forward_params {
     struct fa3_tensor_map q, k, v, o;
+    struct fa3_tensor_map k_new, v_new; /* rows of the call's keys and values, where has_new; a box
+                                         * has a tile's keys */
+    struct fa3_save k_save, v_save;     /* the same */
+    uint64_t slots;                     /* int64 [rows]: of new rows; below 0: not saved; 0: all of
+                                         * them are saved by the kernel before */
 
     uint64_t out;         /* the output: all of it if it is fp32, else of tiles that are not full */
     uint64_t lse;         /* float, natural logarithm; 0: not wanted */
@@ -55,12 +78,12 @@ struct fa3_forward_params {
     uint64_t positions;   /* int32 [batch]: of each sequence's query 0, where key 0 stands at 0; it
                            * may be below 0, or after the last key. 0: queries end with the keys */
     uint64_t block_table; /* int32 [batch][table_stride]: pages of each sequence; 0: not paged */
-    uint64_t tiles;       /* int32 [tile_count][2]: sequence and tile of it; 0: by arithmetic */
-    uint64_t tile_count;  /* int32: how many entries `tiles` has */
-    uint64_t counter;     /* uint32 [2]: zero before the first launch; a launch leaves it zero */
-    uint64_t sinks;       /* float [heads_q]: a logit that joins each row's sum; 0: none */
-    uint64_t kv_scales;   /* float [2][kv heads]: factors of keys, and of values; 0: 1 */
-    int64_t out_token;    /* strides of the output, in elements */
+    uint64_t tiles; /* struct fa3_entry [tile_count], with room for tile_room; 0: by arithmetic */
+    uint64_t tile_count; /* int32: how many entries `tiles` has */
+    uint64_t counter;    /* uint32 [2]: zero before the first launch; a launch leaves it zero */
+    uint64_t sinks;      /* float [heads_q]: a logit that joins each row's sum; 0: none */
+    uint64_t kv_scales;  /* float [2][kv heads]: factors of keys, and of values; 0: 1 */
+    int64_t out_token;   /* strides of the output, in elements */
     int64_t out_head;
     int64_t out_batch;
     int64_t lse_token; /* strides of the LSE */
@@ -88,6 +111,11 @@ struct fa3_forward_params {
     int32_t out_f32;      /* 1: the output is fp32, and `o` any map; else of the queries' type */
     int32_t splits;       /* parts that a tile's keys are shared out to, each with an output and an
                            * LSE of its own in fp32, whose rows begin with the batch's first; 0: one */
+    int32_t tile_room;    /* entries that `tiles` has room for */
+    int32_t has_new;  /* 1: a sequence of as many keys as queries has its keys in k_new, v_new, as
+                           * the rows of its queries */
+    int32_t is_early; /* 1: nothing is read that the kernel before writes, but for k and v where
+                           * they are the cache; it lets this one start once it has waited itself */
 };
 
 /* One fp32 factor of each sequence and KV head; strides are 0 where they share it. at == 0: 1. */

@@ -15,6 +15,9 @@
  * last key are not fetched, and that key's own box may bring anything after it: what lies in these
  * rows is hidden (keys) or cleared (values) by those who read it.
  *
+ * Of a sequence whose keys are all new one warp brings keys and one values, from the rows that the
+ * call gives, in whole tiles; the other two save these rows into the cache meanwhile (has_new).
+ *
  * Queries have slots of their own. Of two, one is filled while the other is worked on.
  */
 #ifndef FA3_LIKE_PIPELINE_CUH
@@ -26,9 +29,10 @@
 #define WORK_SLOTS 2
 
 /* Named barriers of consumers; 0 is that of __syncthreads(). */
-#define BARRIER_TURN  1 /* 1 to 4: a warpgroup's turn has come */
-#define BARRIER_GROUP 5 /* 5 to 8: a warpgroup's own */
-#define BARRIER_CLEAR 9 /* of all: values are cleared */
+#define BARRIER_TURN  1  /* 1 to 4: a warpgroup's turn has come */
+#define BARRIER_GROUP 5  /* 5 to 8: a warpgroup's own */
+#define BARRIER_CLEAR 9  /* of all: values are cleared */
+#define BARRIER_LOAD  10 /* and 11: of the two warps that load keys, or values */
 
 /* A tile of queries and what it is multiplied with. queries == 0: there is no more work. */
 struct work {
@@ -37,6 +41,7 @@ struct work {
     int first_key;                     /* that the tile's first query sees */
     int position;                      /* of the sequence's first query */
     int split;                         /* of the tile's keys */
+    int is_new;                        /* keys are read from k_new and v_new */
 };
 
 /* Barriers and work, after the tiles. */
@@ -174,6 +179,9 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
     const int box_bytes = p.box_rows * panels * ROW_BYTES;
     if (count == 0)
         return;
+    grid_wait();
+    if (p.has_new) /* the warp that saved goes on where the one that loaded is */
+        named_sync(BARRIER_LOAD + behind, 2 * 32);
     struct piece it =
         piece_of<T, panels>(p, w, w.k_end - 1, threadIdx.x % 32 * 2 + threadIdx.x / 64);
     int boxes = last_boxes<T>(p, w);
@@ -202,6 +210,100 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
             piece_back(p, step, &it);
         }
     }
+}
+
+/* The same of a sequence whose keys are all new, by one warp: a box of the call's rows for each 64
+ * columns. Another warp saves them. */
+template <typename T, int panels, int behind>
+DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
+                     const struct work &w, unsigned to, struct control *control,
+                     ring<T::stages> *stage)
+{
+    const int count = w.k_end - w.k_start, head = w.head / p.heads_per_kv, panel = threadIdx.x % 32;
+    int key = w.q_start + (w.k_end - 1 + behind) * T::keys;
+    to += panel * T::keys * ROW_BYTES;
+#pragma unroll 1
+    for (int turn = 0; turn <= count && count > 0; turn++, key -= T::keys) {
+        const bool none = turn == (behind ? 0 : count);
+        const unsigned full = shared_address(control->full + stage->slot);
+        barrier_wait(shared_address(control->empty + stage->slot), stage->phase ^ 1);
+        if (panel == 0) {
+            barrier_arrive_expect(full, none ? 0 : panels * T::keys * ROW_BYTES);
+            barrier_arrive(full); /* for a warp that saves */
+        }
+        __syncwarp();
+        if (panel < panels && !none)
+            tensor_load(to + stage->slot * panels * T::keys * ROW_BYTES, &map, full, panel * PANEL,
+                        key, head, 0);
+        __syncwarp();
+        stage->advance();
+    }
+}
+
+template <typename T> DEVICE void pass_stages(ring<T::stages> *stage, int count)
+{
+    const int to = stage->slot + count;
+    stage->slot = to % T::stages;
+    stage->phase ^= to / T::stages & 1;
+}
+
+/* A warp saves rows [first, end) of new keys, or of values. A lane finds the place of one row in the
+ * cache, and copies a piece of each row, or of every second or fourth one. */
+template <typename T, int dim>
+DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int head, int first,
+                      int end)
+{
+    constexpr int pieces = dim / 8, side = 32 / pieces,
+                  together = T::groups == 4 ? 1
+                             : dim == 64    ? 3
+                                            : 4;
+    const unsigned none = ~0u, lane = threadIdx.x % 32, piece = lane % pieces;
+    const bool idle = lane >= side * pieces;
+#pragma unroll 1
+    for (; first < end; first += 32) {
+        const long long slot = first + (int)lane < end ? slots[first + lane] : -1;
+        const unsigned page = (unsigned)slot / save.page_size;
+        const unsigned offset = (unsigned)slot - page * save.page_size;
+        const unsigned place = page * save.page + offset * save.token + head * save.head;
+        const unsigned mine = slot < 0 ? none : place;
+#pragma unroll 1
+        for (int row = 0; row < min(32, end - first); row += side * together) {
+            unsigned to[together];
+            uint4 x[together];
+#pragma unroll
+            for (int n = 0; n < together; n++) {
+                const int at = row + n * side + lane / pieces;
+                to[n] = __shfl_sync(0xffffffff, mine, at);
+                if (idle || at >= 32)
+                    to[n] = none;
+                if (to[n] != none)
+                    x[n] =
+                        ((const uint4 *)save
+                             .from)[(first + at) * save.from_row + head * save.from_head + piece];
+            }
+#pragma unroll
+            for (int n = 0; n < together; n++)
+                if (to[n] != none)
+                    ((uint4 *)save.to)[to[n] + piece] = x[n];
+        }
+    }
+}
+
+/* A warp saves this tile's share of them: rows of its queries, which the heads that share keys divide
+ * among themselves. It has nothing to do with the stages, and passes them by. */
+template <typename T, int dim>
+DEVICE void save_new(const struct fa3_forward_params &p, const struct work &w,
+                     const struct fa3_save &save, ring<T::stages> *stage)
+{
+    const int splits = max(p.splits, 1), parts = p.heads_per_kv * splits;
+    const int part = w.head % p.heads_per_kv * splits + w.split;
+    const int begin = w.tile * T::queries, rows = min(T::queries, w.queries - begin);
+    const int first = w.q_start + begin;
+    if (w.k_end > w.k_start)
+        pass_stages<T>(stage, w.k_end - w.k_start + 1);
+    if (p.slots)
+        save_rows<T, dim>(save, (const long long *)p.slots, w.head / p.heads_per_kv,
+                          first + rows * part / parts, first + rows * (part + 1) / parts);
 }
 
 template <typename T>

@@ -73,6 +73,25 @@ PORTABLE int plan_count_tiles(const fa3_plan_call *p, int s)
                : (q.q_len + p->tile_queries - 1) / p->tile_queries;
 }
 
+/* Are all keys of a sequence new, so that its tiles save them? */
+PORTABLE int plan_is_whole(const fa3_plan_call *p, int s)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 1, s, &q);
+    return q.q_len == q.kv_len && !p->batch.new_indptr && plan_count_tiles(p, s) > 0;
+}
+
+/* The rows of a sequence are none of its tiles' to save: [*first, *end) grows by them. */
+PORTABLE void plan_add_rest(const fa3_plan_call *p, int s, int *first, int *end)
+{
+    const int *rows = plan_new_rows(&p->batch);
+    int from = rows ? index_int(rows, s) : s, to = rows ? index_int(rows, s + 1) : s + 1;
+    if (from == to || plan_is_whole(p, s))
+        return;
+    *first = int_min(*first, from);
+    *end = int_max(*end, to);
+}
+
 /* Units that are planned for a sequence ahead of its tiles: of all its keys, for all its tiles. */
 PORTABLE int plan_count_ahead(const fa3_plan_call *p, int s)
 {
@@ -97,6 +116,16 @@ PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
     start = int_max(start, 0);
     end = int_min(end, q.kv_len);
     return int_min(int_max(end - start, 0) / p->tile_keys / p->bucket_keys, FA3_PLAN_BUCKETS - 1);
+}
+
+/* Tile `tile` of a sequence to its place in the list. */
+PORTABLE void plan_store_tile(const fa3_plan_call *p, int place, int s, int tile)
+{
+    index_sequence q;
+    index_find_sequence(&p->batch, 1, s, &q);
+    int position = p->given.keys ? q.prefix_len : q.kv_len - q.q_len;
+    *PORTABLE_AT(p->tiles + place) =
+        (struct fa3_entry){s, tile, q.first_row, q.q_len, q.kv_len, position, {0, 0}};
 }
 
 /* The plan but for its lists, whose lengths these are. */

@@ -81,6 +81,26 @@ static __device__ int plan_sequences(const fa3_plan_call &p, int *room)
     return all;
 }
 
+/* The new rows that tiles do not save. */
+static __device__ void plan_rest(const fa3_plan_call &p)
+{
+    __shared__ int rest[2];
+    int from, to, first = 0x7fffffff, end = 0;
+    if (threadIdx.x == 0) {
+        rest[0] = first;
+        rest[1] = end;
+    }
+    __syncthreads();
+    plan_share(p, &from, &to);
+    for (int s = from; s < to; s++)
+        plan_add_rest(&p, s, &first, &end);
+    atomicMin(&rest[0], first);
+    atomicMax(&rest[1], end);
+    __syncthreads();
+    if (threadIdx.x < 2)
+        p.plan->rest[threadIdx.x] = rest[threadIdx.x];
+}
+
 /* Where what is made ahead of the tiles begins. */
 static __device__ void plan_ahead(const fa3_plan_call &p, int *room)
 {
@@ -107,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
     __syncthreads();
     plan_marks(p);
     int tiles = plan_sequences(p, room);
+    plan_rest(p);
     if (p.ahead_first)
         plan_ahead(p, room);
     for (int b = thread; b < FA3_PLAN_BUCKETS; b += FA3_PLAN_THREADS)
@@ -125,8 +146,7 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
     for (int i = thread; i < tiles; i += FA3_PLAN_THREADS) {
         int s = work_find_row(p.first_tile, p.batch.num_seqs, i), tile = i - p.first_tile[s];
         int place = atomicAdd(&buckets[plan_find_bucket(&p, s, tile)], 1);
-        p.tiles[2 * place] = s;
-        p.tiles[2 * place + 1] = tile;
+        plan_store_tile(&p, place, s, tile);
     }
 }
 
@@ -148,6 +168,10 @@ static __device__ void save_rows(const fa3_rows_call &p)
     const int *rows = plan_new_rows(&p.batch);
     int seqs = index_num_seqs(&p.batch), heads = p.heads_q / p.heads_per_kv;
     i64 first = rows ? rows[0] : 0, end = rows ? rows[seqs] : seqs;
+    if (p.saves_rest) {
+        first = p.plan->rest[0];
+        end = p.plan->rest[1];
+    }
     if (!p.has_codes && o.aligned & CALL_ALIGNED_NEW && o.aligned & CALL_ALIGNED_CACHE) {
         const save_shape shape = {heads, p.page_size, p.dim / 8, p.dim_v / 8};
         save_rows_wide(o, p.batch.out_cache_loc, shape, grid_all(), first, end);

@@ -19,28 +19,36 @@
 
 #include "plugins/fa3_like/kernels/pipeline.cuh"
 
-DEVICE int tiles_in_all(const struct fa3_forward_params &p)
+/* Tile `index` of a list: all that is in its entry, and its head. The entry is on its way before it
+ * is known whether there is one, where a section has all heads. */
+DEVICE bool find_listed(const struct fa3_forward_params &p, int index, struct work *w)
 {
-    const int splits = max(p.splits, 1);
-    if (p.tiles)
-        return *(const int *)p.tile_count * p.heads_q * splits;
-    return p.batch * p.heads_q * p.q_tiles * splits;
+    const int count = *(const int *)p.tile_count;
+    int head = 0;
+    if (p.section < p.heads_q) {
+        if (index >= count * p.heads_q)
+            return false;
+        head = index / (p.section * count) * p.section;
+    }
+    const int heads = min(p.section, p.heads_q - head), at = index - head * count;
+    const int4 *entry = (const int4 *)p.tiles + min(at / heads, p.tile_room - 1) * 2;
+    const int4 first = entry[0], rest = entry[1];
+    w->sequence = first.x;
+    w->tile = first.y;
+    w->head = head + at % heads;
+    w->q_start = first.z;
+    w->queries = first.w;
+    w->keys = rest.x;
+    w->position = rest.y;
+    return index < count * p.heads_q;
 }
 
-/* Tile `index` of the order above: tile, head, sequence. */
-DEVICE void place_of(const struct fa3_forward_params &p, int index, struct work *w)
+/* The same in the order above. */
+DEVICE bool find_place(const struct fa3_forward_params &p, int index, struct work *w)
 {
-    if (p.tiles) {
-        const int count = *(const int *)p.tile_count;
-        const int head = index / (p.section * count) * p.section; /* the section's first */
-        const int heads = min(p.section, p.heads_q - head), at = index - head * count;
-        const int *entry = (const int *)p.tiles + at / heads * 2;
-        w->sequence = entry[0];
-        w->tile = entry[1];
-        w->head = head + at % heads;
-        return;
-    }
     const int pairs = p.batch * p.heads_q;
+    if (index >= pairs * p.q_tiles)
+        return false;
     const int section = index / (p.section * p.q_tiles);
     const int first = section * p.section;
     const int width = min(p.section, pairs - first);
@@ -49,6 +57,16 @@ DEVICE void place_of(const struct fa3_forward_params &p, int index, struct work 
     w->tile = p.q_tiles - 1 - inside / width;
     w->head = pair % p.heads_q;
     w->sequence = pair / p.heads_q;
+    const int *starts = (const int *)p.q_starts, *k_starts = (const int *)p.k_starts;
+    w->q_start = starts ? starts[w->sequence] : 0;
+    w->queries = starts ? starts[w->sequence + 1] - w->q_start : p.q_length;
+    w->keys = p.k_length;
+    if (p.k_lengths)
+        w->keys = ((const int *)p.k_lengths)[w->sequence];
+    else if (k_starts)
+        w->keys = k_starts[w->sequence + 1] - k_starts[w->sequence];
+    w->position = p.positions ? ((const int *)p.positions)[w->sequence] : w->keys - w->queries;
+    return true;
 }
 
 /* Where the chunk begins that a position is in. */
@@ -68,21 +86,11 @@ DEVICE int first_key(int window_left, int chunk, int position)
 template <typename T> DEVICE struct work work_of(const struct fa3_forward_params &p, int index)
 {
     struct work w;
-    w.queries = 0;
-    if (index >= tiles_in_all(p))
-        return w;
-    w.split = p.splits > 1 ? index % p.splits : 0;
-    place_of(p, p.splits > 1 ? index / p.splits : index, &w);
-    const int *starts = (const int *)p.q_starts;
-    w.q_start = starts ? starts[w.sequence] : 0;
-    w.queries = starts ? starts[w.sequence + 1] - w.q_start : p.q_length;
-    w.keys = p.k_length;
-    if (p.k_lengths)
-        w.keys = ((const int *)p.k_lengths)[w.sequence];
-    else if (p.k_starts)
-        w.keys = ((const int *)p.k_starts)[w.sequence + 1] - ((const int *)p.k_starts)[w.sequence];
-
-    w.position = p.positions ? ((const int *)p.positions)[w.sequence] : w.keys - w.queries;
+    const int splits = max(p.splits, 1), place = splits > 1 ? index / splits : index;
+    w.split = index - place * splits;
+    if (!(p.tiles ? find_listed(p, place, &w) : find_place(p, place, &w)))
+        w.queries = 0;
+    w.is_new = p.has_new && w.keys == w.queries;
     const int first = w.position + w.tile * T::queries;
     const int last = w.position + min((w.tile + 1) * T::queries, w.queries) - 1;
     const int end = min(w.keys, last + p.window_right + 1);

@@ -16,9 +16,9 @@
  *
  *   dim      queries  keys  stages  slots  KiB   limit
  *   64       256      64    6       2      161   registers: o 32 + s 32 + p 16 of 112
- *   96       192      64    4       2      225   registers: o 48 + s 32 + p 16 of 160
- *   128      192      64    4       2      225   registers: o 64 + s 32 + p 16 of 160
- *   192      128      64    2       2      193   registers: o 96 + s 32 + p 16 of 240
+ *   96       192      64    4       2      225   registers: o 48 + s 32 + p 16 of 152
+ *   128      192      64    4       2      225   registers: o 64 + s 32 + p 16 of 152
+ *   192      128      64    2       2      193   registers: o 96 + s 32 + p 16 of 224
  *   192,128  192      64    2       2      225   shared memory
  *   256      128      64    2       1      193   shared memory
  *
@@ -54,8 +54,8 @@ struct tile_shape {
     static constexpr int shared_bytes = control_at + control_bytes;
 
     /* Registers a thread: 64 K in all; the producer keeps few. */
-    static constexpr int producer_registers = groups == 3 ? 32 : 24;
-    static constexpr int consumer_registers = groups == 4 ? 112 : groups == 3 ? 160 : 240;
+    static constexpr int producer_registers = groups == 4 ? 32 : 56;
+    static constexpr int consumer_registers = groups == 4 ? 112 : groups == 3 ? 152 : 224;
 
     /* attention_chunk? Where a chunk begins takes a division, and registers that the producer of
      * two warpgroups has not. */

@@ -296,6 +296,33 @@ TEST_OF(any_machine, tiles_of_a_batch)
     }
 }
 
+/* Tiles save the new rows of a prompt; of the others one range tells, from the first to the last. */
+TEST_OF(any_machine, rows_that_tiles_do_not_save)
+{
+    long long slots[320] = {0};
+    int marks[SEQS] = {0};
+    fa3_plan plan;
+    fa3_plan_call p = make_plan(&plan, marks, slots);
+    int first = 1000, end = 0;
+    plan_add_rest(&p, 0, &first, &end);
+    plan_add_rest(&p, 2, &first, &end); /* has no row */
+    ck_assert_int_eq(end, 0);
+    plan_add_rest(&p, 3, &first, &end);
+    plan_add_rest(&p, 1, &first, &end);
+    ck_assert_int_eq(first, 307);
+    ck_assert_int_eq(end, 312);
+    marks[0] = 1;
+    plan_add_rest(&p, 0, &first, &end);
+    ck_assert_int_eq(first, 7);
+    marks[0] = 0;
+    p.others_end = 1;
+    ck_assert_int_eq(plan_is_whole(&p, 0), 0);
+    p.others_end = 0;
+    ck_assert_int_eq(plan_is_whole(&p, 0), 1);
+    p.batch.new_indptr = rows; /* new rows are given apart from the queries */
+    ck_assert_int_eq(plan_is_whole(&p, 0), 0);
+}
+
 /* Padding has no key, so nothing is wrong with its slot. */
 /* What is made ahead is of all keys of a sequence, unless others work on it: in tiles of turned
  * values, or one by one. */

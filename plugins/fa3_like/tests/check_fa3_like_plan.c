@@ -83,6 +83,58 @@ TEST_OF(launches, extend_reads_pages)
     run_end(&t);
 }
 
+static void expect_new_rows(int has_new, int is_early, int saves)
+{
+    ck_assert_int_eq(forward_params()->has_new, has_new);
+    ck_assert_int_eq(forward_params()->is_early, is_early);
+    ck_assert_int_eq(launches[num_launches - 2].params->rows.saves_rest, saves);
+    ck_assert_int_eq(forward_params()->slots != 0, saves);
+}
+
+/* Tiles of prompts save their keys, which they read from k and v, if new rows are the queries'. */
+TEST_OF(launches, tiles_save_new_rows)
+{
+    static const int32_t new_rows[4] = {0, 192, 384, 576};
+    const uint64_t shape[4] = {TEST_DIM, TEST_ROWS, TEST_KV_HEADS, 1};
+    const uint64_t strides[3] = {NEW_ROW, TEST_DIM, 0};
+    test_problem of;
+    test_run t;
+    make_problem(&of);
+    of.bounds.max_q_len = SAVE_LONG;
+    run_begin(&t, &of, ATTN_METADATA_EAGER);
+    const fa3_tile *tile = t.own->group.tile;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, SAVE_LONG - 1));
+    expect_new_rows(1, 1, 0);
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, SAVE_LONG));
+    expect_new_rows(1, 1, 1);
+    const struct fa3_forward_params *p = forward_params();
+    expect_map(&p->k_new, t.k.data, shape, strides, (uint32_t)tile->keys);
+    expect_map(&p->v_new, t.v.data, shape, strides, (uint32_t)tile->keys);
+    ck_assert_uint_eq(p->slots, (uintptr_t)out_cache_loc);
+    ck_assert_uint_eq(p->k_save.from, (uintptr_t)t.k.data);
+    ck_assert_uint_eq(p->k_save.from_row, NEW_ROW / 8);
+    ck_assert_uint_eq(p->v_save.from_head, TEST_DIM / 8);
+    ck_assert_uint_eq(p->k_save.to, (uintptr_t)t.k_cache.data);
+    ck_assert_uint_eq(p->v_save.to, (uintptr_t)t.v_cache.data);
+    ck_assert_uint_eq(p->k_save.page, TEST_PAGE * NEW_ROW / 8);
+    ck_assert_uint_eq(p->v_save.token, NEW_ROW / 8);
+    ck_assert_uint_eq(p->k_save.head, TEST_DIM / 8);
+    ck_assert_uint_eq(p->k_save.page_size, TEST_PAGE);
+    t.kv.kv_new_indptr.device = new_rows;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_new_rows(0, 0, 0);
+    t.kv.kv_new_indptr.device = NULL;
+    t.k.strides[0] += 4;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_new_rows(0, 0, 0);
+    t.k.strides[0] -= 4;
+    t.operands[ATTN_ROLE_K] = t.operands[ATTN_ROLE_V] = NULL; /* all keys are in the cache */
+    t.args.flags = 0;
+    need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
+    expect_new_rows(0, 0, 0);
+    run_end(&t);
+}
+
 /* The smaller of max_sms and what the device has. */
 LOOP_OF(launches, launches_keep_to_max_sms, 0, 4)
 {
@@ -224,6 +276,7 @@ TEST_OF(launches, prompts_read_rows)
     ck_assert_int_eq(p->page_size, FA3_UNBOUNDED);
     ck_assert_int_eq(launches[0].params->plan.only_new, 1);
     ck_assert_int_eq(launches[1].params->rows.operands.save, 1);
+    expect_new_rows(1, 1, 0);
     t.kv.kv_lens.host = more;
     need(run_batch(&t, ATTN_MODE_EXTEND, 3, 576, 192));
     ck_assert_uint_eq(forward_params()->block_table, (uintptr_t)block_table);
@@ -863,7 +916,8 @@ TEST_OF(launches, memory_of_a_plan)
     fa3_plan_layout layout = fa3_layout_plan(&t.own->group, bounds);
     uint64_t seqs = (uint64_t)bounds->max_seqs * sizeof(int32_t);
     ck_assert_uint_ge(layout.tiles_at, sizeof(fa3_plan));
-    ck_assert_uint_ge(layout.slow_at, layout.tiles_at + (uint64_t)layout.most_tiles * 8);
+    ck_assert_uint_ge(layout.slow_at,
+                      layout.tiles_at + (uint64_t)layout.most_tiles * sizeof(struct fa3_entry));
     ck_assert_uint_ge(layout.first_tile_at, layout.slow_at + seqs);
     ck_assert_uint_ge(layout.marks_at, layout.first_tile_at + seqs + 4);
     ck_assert_uint_ge(layout.size, layout.marks_at + seqs);

@@ -18,6 +18,7 @@
 #include "plugins/fa3_like/kernels/rows.cuh"
 #include "plugins/fa3_like/kernels/shapes.h"
 
+#include <limits.h>
 #include <math.h>
 
 enum { MAX_DIM = 512 };
@@ -55,11 +56,15 @@ static void plan_batch(const struct fake_cuda_launch *launch)
             int bucket = plan_find_bucket(p, s, tile);
             if (bucket < 0 || bucket >= FA3_PLAN_BUCKETS)
                 return;
-            *PORTABLE_AT(p->tiles + 2 * num_tiles) = s;
-            *PORTABLE_AT(p->tiles + 2 * num_tiles++ + 1) = tile;
+            plan_store_tile(p, num_tiles++, s, tile);
         }
     }
     plan_store(p, num_tiles, num_slow);
+    fa3_plan *plan = PORTABLE_AT(p->plan);
+    plan->rest[0] = INT_MAX;
+    plan->rest[1] = 0;
+    for (int s = 0; s < seqs; s++)
+        plan_add_rest(p, s, &plan->rest[0], &plan->rest[1]);
     for (int s = 0, ahead = 0; p->ahead_first && s <= seqs; s++) {
         *PORTABLE_AT(p->ahead_first + s) = ahead;
         ahead += s < seqs ? plan_count_ahead(p, s) : 0;
@@ -134,6 +139,10 @@ static void save(const fa3_rows_call *p)
     const int *rows = plan_new_rows(&p->batch);
     int seqs = index_num_seqs(&p->batch);
     int first = rows ? index_int(rows, 0) : 0, end = rows ? index_int(rows, seqs) : seqs;
+    if (p->saves_rest) {
+        first = PORTABLE_AT(p->plan)->rest[0];
+        end = PORTABLE_AT(p->plan)->rest[1];
+    }
     for (i64 row = first; row < end; row++) {
         i64 slot = *PORTABLE_AT(p->batch.out_cache_loc + row);
         i64 page = slot / p->page_size, at = slot % p->page_size;
@@ -330,6 +339,7 @@ struct work {
     attn_dtype out_dtype;
     int number, head, sequence; /* tile of the sequence */
     int q_start, queries, keys;
+    int is_new;                    /* the keys are the rows of the queries */
     int split, first_key, end_key; /* those of this part */
 };
 
@@ -378,6 +388,11 @@ static void fetch_key(const struct work *w, int values, int j, uint16_t *to)
     const struct fa3_forward_params *p = w->p;
     const int *table = place_number(p->block_table), *starts = place_number(p->k_starts);
     int outer = w->sequence, head = w->head / p->heads_per_kv, key = j;
+    if (w->is_new) {
+        fetch(w, values ? &p->v_new : &p->k_new, w->q_start + j, head, 0,
+              values ? w->tile->dim_v : w->tile->dim, to);
+        return;
+    }
     if (table) {
         outer = table[w->sequence * p->table_stride + j / p->page_size];
         j %= p->page_size;
@@ -390,6 +405,22 @@ static void fetch_key(const struct work *w, int values, int j, uint16_t *to)
         return;
     }
     fetch(w, values ? &p->v : &p->k, j, head, outer, values ? w->tile->dim_v : w->tile->dim, to);
+}
+
+/* A new key, or its value, into its slot. */
+static void save_new(const struct work *w, int values, int t)
+{
+    const struct fa3_save *save = values ? &w->p->v_save : &w->p->k_save;
+    int64_t row = w->q_start + t, slot = ((const int64_t *)place_number(w->p->slots))[row];
+    int64_t page = slot / save->page_size, at = slot % save->page_size;
+    int64_t head = w->head / w->p->heads_per_kv;
+    if (slot < 0)
+        return;
+    uint64_t from = save->from + 16 * (uint64_t)(row * save->from_row + head * save->from_head);
+    uint64_t to =
+        save->to + 16 * (uint64_t)(page * save->page + at * save->token + head * save->head);
+    memcpy(place_number(to), place_number(from),
+           2 * (size_t)(values ? w->tile->dim_v : w->tile->dim));
 }
 
 /* Of gathered keys, or of their values. */
@@ -477,9 +508,14 @@ static void attend_tile(struct work *w)
     w->q_start = starts ? starts[s] : 0;
     w->queries = starts ? starts[s + 1] - starts[s] : p->q_length;
     w->keys = lengths ? lengths[s] : k_starts ? k_starts[s + 1] - k_starts[s] : p->k_length;
+    w->is_new = p->has_new && w->keys == w->queries;
     find_part(w, first, int_min(first + w->tile->queries, w->queries));
-    for (int t = first; t < first + w->tile->queries && t < w->queries; t++)
+    for (int t = first; t < first + w->tile->queries && t < w->queries; t++) {
         attend_tile_row(w, t);
+        if (w->is_new && w->split == 0 && w->head % p->heads_per_kv == 0 && p->slots)
+            for (int values = 0; values < 2; values++)
+                save_new(w, values, t);
+    }
 }
 
 /* Is a box what the copy engine takes, and as many rows of a page as fit? */
@@ -496,7 +532,8 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
     memcpy(&all, launch->arguments[0], has_codes ? sizeof all : sizeof all.forward);
     const struct fa3_forward_params p = all.forward;
     const uint32_t *counter = place_number(p.counter);
-    const int *tiles = place_number(p.tiles), *count = place_number(p.tile_count);
+    const struct fa3_entry *tiles = place_number(p.tiles);
+    const int *count = place_number(p.tile_count);
     if (!is_box(&p, tile) || !counter || counter[0] || counter[1] ||
         launch->block[0] != tile->threads || launch->shared_bytes != tile->shared)
         return;
@@ -508,8 +545,8 @@ static void forward(const struct fake_cuda_launch *launch, const fa3_tile *tile,
                              .dtype = has_codes ? ATTN_FP8_E4M3 : dtype,
                              .out_dtype = dtype,
                              .head = head};
-            w.sequence = tiles ? tiles[2 * n] : n / p.q_tiles;
-            w.number = tiles ? tiles[2 * n + 1] : n % p.q_tiles;
+            w.sequence = tiles ? tiles[n].sequence : n / p.q_tiles;
+            w.number = tiles ? tiles[n].tile : n % p.q_tiles;
             for (w.split = 0; w.split < (p.splits > 1 ? p.splits : 1); w.split++)
                 attend_tile(&w);
         }
