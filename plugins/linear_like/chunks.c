@@ -164,6 +164,15 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     return to;
 }
 
+/* Blocks that linear_strips_* may have; 0 where sequences and heads cannot keep them busy. */
+static int find_strips(const attn_metadata *metadata, const linear_group *group, cuda_extent e)
+{
+    const int sms = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
+    return group->strips && 4 * e.seqs * group->dims.v_heads >= 3 * STRIP_BLOCKS(sms)
+               ? STRIP_BLOCKS(sms)
+               : 0;
+}
+
 static void point(const attn_metadata *metadata, const linear_group *group, linear_call *call)
 {
     const linear_scratch parts = linear_lay_out_scratch(group, &metadata->plan.bounds);
@@ -182,6 +191,7 @@ static void point(const attn_metadata *metadata, const linear_group *group, line
                         .most = (int)CHUNK_MOST(e.tokens, e.seqs, call->batch.snapshots != NULL),
                         .window = parts.window,
                         .most_segments = parts.most,
+                        .strips = find_strips(metadata, group, e),
                         .room = find_room(&group->dims, e.q_len)};
 }
 
@@ -278,6 +288,17 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
                          .grid = {blocks, 1, 1},
                          .block = {states_threads(group)},
                          .shared = wide ? WIDE_SHARED : states_shared(group)};
+}
+
+/* What linear_list leaves to it; all launches after it find no chunks then. */
+static cuda_launch strips_launch(const linear_group *group, const linear_chunks *chunks)
+{
+    return (cuda_launch){.function = group->strips,
+                         .name = "linear_strips",
+                         .programmatic = 1,
+                         .grid = {chunks->strips, 1, 1},
+                         .block = {STRIP_THREADS},
+                         .shared = STRIP_SHARED};
 }
 
 /* Whether blocks have two slices of values, where sequences are not cut: if that is no more than two thirds of the
@@ -428,7 +449,10 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
                                   .block = {states_threads(group)},
                                   .shared = states_shared(group)};
     const cuda_launch states = states_launch(metadata, group, call);
+    const cuda_launch strips = strips_launch(group, chunks);
     status = cuda_launch_run(cuda, &list, params, stream, error);
+    if (status == ATTN_OK && chunks->strips)
+        status = cuda_launch_run(cuda, &strips, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
         if (chunks->rows)
             status = launch_convolve(metadata, group, call, first, at_once, stream, error);

@@ -25,13 +25,14 @@ CUDA_IMAGE_DECLARE(chunk_channels)
 CUDA_IMAGE_DECLARE(chunk_states)
 CUDA_IMAGE_DECLARE(chunk_fused)
 CUDA_IMAGE_DECLARE(chunk_wide)
+CUDA_IMAGE_DECLARE(chunk_strips)
 
 /* By module; those of the recurrence: 2 * vk + bf16. */
 static const cuda_image images[MODULE_COUNT] = {
     CUDA_IMAGE(steps_kv_f32),   CUDA_IMAGE(steps_kv_bf16), CUDA_IMAGE(steps_vk_f32),
     CUDA_IMAGE(steps_vk_bf16),  CUDA_IMAGE(rows),          CUDA_IMAGE(chunk_ready),
     CUDA_IMAGE(chunk_channels), CUDA_IMAGE(chunk_states),  CUDA_IMAGE(chunk_fused),
-    CUDA_IMAGE(chunk_wide)};
+    CUDA_IMAGE(chunk_wide),     CUDA_IMAGE(chunk_strips)};
 
 /* The kernel `name` of a module, which is loaded when it is first wanted. `shared`: bytes that its
  * launches ask for, beyond what any may. */
@@ -137,6 +138,9 @@ static attn_status load_chunks(attn_instance *made, linear_group *group, attn_er
     snprintf(name, sizeof name, "linear_wide_%s", ways[rule]);
     if (status == ATTN_OK && CHUNK_ONE_DECAY(rule))
         status = load_kernel(made, MODULE_WIDE, name, WIDE_SHARED, &group->wide, error);
+    if (status == ATTN_OK && rule == CHUNK_CHANNELS)
+        status = load_kernel(made, MODULE_STRIPS, "linear_strips_channels", STRIP_SHARED,
+                             &group->strips, error);
     return status;
 }
 

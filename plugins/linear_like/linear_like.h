@@ -45,7 +45,8 @@ enum {
     MODULE_STATES = 7,
     MODULE_FUSED = 8,
     MODULE_WIDE = 9,
-    MODULE_COUNT = 10
+    MODULE_STRIPS = 10,
+    MODULE_COUNT = 11
 };
 
 typedef struct linear_group {
@@ -70,6 +71,8 @@ typedef struct linear_group {
     cuda_function segments;
     cuda_function states;
     cuda_function wide; /* the same for 128 values a block, where sequences are many; NULL: none */
+    cuda_function
+        strips; /* instead of `ready` and `states`, where sequences are many; NULL: none */
     uint32_t num_layers;
     int32_t *layers; /* ids */
 } linear_group;

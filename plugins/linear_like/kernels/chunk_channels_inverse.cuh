@@ -48,10 +48,11 @@ DEVICE void multiply_ends(const decays_memory &m, const decays_part &part, int b
 }
 
 /* The unit matrix and 16 x 16 numbers below its diagonal, inverted by halves: [L, 0; M, N] becomes
- * [1 / L, 0; -(1 / N) M (1 / L), 1 / N], which is a chain of half as many steps. `square`: rows of 16 floats. */
-DEVICE void invert_square(const decays_memory &m, float *square, int block, int lane)
+ * [1 / L, 0; -(1 / N) M (1 / L), 1 / N], which is a chain of half as many steps. `square`: rows of 16
+ * floats; write(i, j, x) is called for every element but those above the halves' diagonal block. */
+template <typename WRITE> DEVICE void invert_square(float *square, int lane, WRITE write)
 {
-    const int j = lane % 8, half = lane / 8 % 2, row = lane / 8 * 2, first = 16 * block;
+    const int j = lane % 8, half = lane / 8 % 2, row = lane / 8 * 2;
     const float *own = square + half * (8 * 16 + 8);
     float x[8], left[8], made[2] = {0, 0}, below[2] = {0, 0};
 #pragma unroll
@@ -74,8 +75,7 @@ DEVICE void invert_square(const decays_memory &m, float *square, int block, int 
         if (lane / 8 == 1)
             square[i * 16 + 8 + j] = x[i];
         if (lane < 16)
-            *(u16 *)(m.system + system_offset(first + 8 * half + i, first + 8 * half + j)) =
-                (u16)pack_half(x[i], 0);
+            write(8 * half + i, 8 * half + j, x[i]);
     }
 #pragma unroll
     for (int e = 0; e < 2; e++) /* M (1 / L), two rows of column j */
@@ -95,10 +95,11 @@ DEVICE void invert_square(const decays_memory &m, float *square, int block, int 
             const float4 a = *(const float4 *)(square + (row + e) * 16 + 8 + l);
             below[e] -= a.x * left[l] + a.y * left[l + 1] + a.z * left[l + 2] + a.w * left[l + 3];
         }
-        *(u16 *)(m.system + system_offset(first + 8 + row + e, first + j)) =
-            (u16)pack_half(below[e], 0);
+        write(8 + row + e, j, below[e]);
     }
-    *(u32 *)(m.system + system_offset(first + lane / 4, first + 8 + lane % 4 * 2)) = 0;
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+        write(row + e, 8 + j, 0);
     __syncwarp();
 }
 
@@ -125,7 +126,10 @@ DEVICE void invert_part(const decays_memory &m, const decays_part &part, bool in
     if constexpr (TILES) /* where it is faster */
         invert_block(m, square, block, lane);
     else
-        invert_square(m, square, block, lane);
+        invert_square(square, lane, [&](int i, int j, float x) {
+            *(u16 *)(m.system + system_offset(16 * block + i, 16 * block + j)) =
+                (u16)pack_half(x, 0);
+        });
 }
 
 /* Sums, times what their rows are to be multiplied by, as a left operand or two matrices of a tile. */

@@ -148,6 +148,8 @@ DEVICE void list_block(const linear_call &call)
     const linear_chunks &chunks = call.chunks;
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int real = linear_num_real(&call.batch);
+    if (chunks.strips)
+        grid_launch_dependents();
     for (int s = warp; s < real; s += warps) {
         const linear_sequence sequence = linear_find_sequence(&call.batch, s);
         int count = 0;
@@ -160,9 +162,10 @@ DEVICE void list_block(const linear_call &call)
     }
     __syncthreads();
     if (warp == 0) {
-        int before = 0;
+        int before = 0, longest = 0;
         for (int s = lane; s < (real + 31) / 32 * 32; s += 32) {
             int count = s < real ? chunks.sequences[2 * s + 1] : 0, sum = count;
+            longest = int_max(longest, count);
             for (int step = 1; step < 32; step *= 2) {
                 int other = __shfl_up_sync(~0u, sum, step);
                 sum += lane >= step ? other : 0;
@@ -171,8 +174,12 @@ DEVICE void list_block(const linear_call &call)
                 chunks.sequences[2 * s] = before + sum - count;
             before += __shfl_sync(~0u, sum, 31);
         }
+        longest = __reduce_max_sync(~0u, longest);
+        /* By what the batch is, not by its bounds, so that graphs give the same bits. */
+        const bool strips = linear_has_strips(&call, before, longest);
         if (lane == 0)
-            chunks.count[0] = before, chunks.count[2] = chunks.count[3] = 0;
+            chunks.count[0] = strips ? 0 : before, chunks.count[1] = strips,
+            chunks.count[2] = chunks.count[3] = 0;
     }
     __syncthreads();
     for (int s = warp; s < real; s += warps)

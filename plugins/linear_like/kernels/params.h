@@ -114,7 +114,8 @@ typedef struct linear_segment {
  * launch does `window` chunks of the list, so that tiles need no more memory than theirs. */
 typedef struct linear_chunks {
     int *sequences;     /* [seqs, 2]: first chunk and number of them; 0 = row by row. NULL = all */
-    int *count;         /* of all chunks; [2], [3]: of parts that linear_wide_* have taken */
+    int *count;         /* of all chunks, 0 if they go by strips; whether they do; [2], [3]: of parts that
+                           linear_wide_* have taken */
     linear_chunk *list; /* [most] those of a sequence one after the other */
     char *keys;         /* [window, heads of keys, CHUNK_RULE_KEYS_BYTES()] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
@@ -132,6 +133,7 @@ typedef struct linear_chunks {
     int raw;           /* linear_wide_inverse reads rows of q and k as they are: no tiles */
     int room;          /* segments of a window, where sequences are cut; below 2: none are */
     int two_slices;    /* KDA with a norm: a block of linear_states_* has two slices of values */
+    int strips;        /* blocks of linear_strips_*; 0: it has not enough to do, or is not there */
 } linear_chunks;
 
 typedef struct linear_call {

@@ -79,6 +79,14 @@ PORTABLE int linear_is_chunked(const linear_call *call, int s)
     return call->chunks.sequences && linear_load_int(call->chunks.sequences, 2 * s + 1) > 0;
 }
 
+/* Do `chunks` of all sequences, of which the longest has `longest`, go by strips? Where those of all heads keep three
+ * quarters of the blocks busy, as long as it takes rounds of them. */
+PORTABLE int linear_has_strips(const linear_call *call, int chunks, int longest)
+{
+    const i64 round = (i64)call->chunks.strips * longest, all = (i64)chunks * call->dims.v_heads;
+    return round > 0 && 4 * all >= 3 * ((all + round - 1) / round) * round;
+}
+
 /* The slot that gets the state after row `row`; 0 = none. */
 PORTABLE int linear_snapshot(const linear_batch *b, int row)
 {

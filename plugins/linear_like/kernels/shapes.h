@@ -181,6 +181,26 @@
 #define WIDE_TASKS  8
 #define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + 2 * CHUNK_PRODUCTS + WIDE_TASKS * 32 + 256)
 
+/* channels_strips.cuh: rows of a strip; warps that make strips ready, and as many that pass states on; strips in shared
+ * memory, and bytes of each; registers of warpgroups of 128 threads: 512 in all, at most. */
+#define STRIP_ROWS    16
+#define STRIP_WARPS   8
+#define STRIP_SLOTS   11
+#define STRIP_THREADS (2 * 32 * STRIP_WARPS)
+#define STRIP_TILES   (STRIP_ROWS * (3 * CHUNK_MAX_KEYS * 2 + 128))
+#define STRIP_V_ROW   (CHUNK_MAX_KEYS * 2 + 16)
+#define STRIP_NUMBERS 1344
+#ifndef STRIP_READY_REGISTERS
+#define STRIP_READY_REGISTERS 104
+#define STRIP_STATE_REGISTERS 152
+#endif
+#ifndef STRIP_BLOCKS
+#define STRIP_BLOCKS(sms) (sms)
+#endif
+#define STRIP_SHARED                                                                               \
+    (STRIP_SLOTS * (STRIP_TILES + STRIP_ROWS * STRIP_V_ROW + STRIP_NUMBERS + 2 * 8) +              \
+     STRIP_WARPS * STRIP_ROWS * STRIP_ROWS * 4)
+
 /* chunk_fused.cuh: stages of rows of q, k and v, of states, each as so many numbers, of numbers of
  * rows; warpgroups. */
 #define FUSED_STAGES           3

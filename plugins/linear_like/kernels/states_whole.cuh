@@ -43,16 +43,17 @@ DEVICE void store_whole(const linear_call &call, char *turn, const float (&x)[32
             *(uint4 *)(to + 16 * i * call.operands.out_row) = y[i];
 }
 
-/* Outputs times SiLU of z. */
-DEVICE void gate_whole(const linear_call &call, const whole_place &place, int lane, float (&x)[32])
+/* Outputs of 2 * COUNT rows times SiLU of z. */
+template <int COUNT>
+DEVICE void gate_whole(const linear_call &call, const whole_place &place, int lane,
+                       float (&x)[COUNT])
 {
-    const i64 apart = call.operands.z_row;
 #pragma unroll
-    for (int n = 0; n < 32; n++) {
+    for (int n = 0; n < COUNT; n++) {
         const int row = n / 4 * 8 + lane % 4 * 2 + n % 2;
         if (row < place.rows)
-            x[n] *= linear_fast_silu(
-                bits_f32((u32) * (const u16 *)(place.z + row * apart + n % 4 / 2 * 16) << 16));
+            x[n] *= linear_fast_silu(bits_f32(
+                (u32) * (const u16 *)(place.z + row * call.operands.z_row + n % 4 / 2 * 16) << 16));
     }
 }
 

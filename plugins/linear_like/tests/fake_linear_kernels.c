@@ -238,7 +238,7 @@ static void list_segments(const linear_call *call, int first)
         int end = from + linear_load_int(chunks->sequences, 2 * s + 1);
         from = from > first ? from : first;
         end = end < first + chunks->window ? end : first + chunks->window;
-        if (from < end)
+        if (from < end && !linear_load_int(chunks->count, 1))
             *PORTABLE_AT(to + at++) = (linear_segment){s, from, end, 0, 1};
     }
     for (; at < chunks->most_segments; at++)
@@ -248,11 +248,17 @@ static void list_segments(const linear_call *call, int first)
 static void list(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
-    int count = 0;
-    for (int s = 0; s < linear_num_real(&call->batch); s++)
+    const linear_chunks *chunks = &call->chunks;
+    int count = 0, longest = 0;
+    for (int s = 0; s < linear_num_real(&call->batch); s++) {
+        const int before = count;
         list_sequence(call, s, &count);
-    *PORTABLE_AT(call->chunks.count) = count;
-    for (int first = 0; first < call->chunks.most; first += call->chunks.window)
+        longest = count - before > longest ? count - before : longest;
+    }
+    const int strips = linear_has_strips(call, count, longest);
+    *PORTABLE_AT(chunks->count) = strips ? 0 : count;
+    *PORTABLE_AT(chunks->count + 1) = strips;
+    for (int first = 0; first < chunks->most; first += chunks->window)
         list_segments(call, first);
 }
 
@@ -357,7 +363,8 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t v
     const linear_dims *d = &call->dims;
     int begin = linear_load_int(call->chunks.sequences, 2 * s);
     int end = begin + linear_load_int(call->chunks.sequences, 2 * s + 1);
-    if (end == begin || end <= first || end > first + call->chunks.window)
+    if (end == begin || end <= first || end > first + call->chunks.window ||
+        linear_load_int(call->chunks.count, 1))
         return;
     const int64_t rows = call->chunks.rows ? row_bytes(d) : 0;
     if (values && *PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
@@ -420,6 +427,18 @@ static void wide(const struct fake_cuda_launch *launch)
 static void states_channels(const struct fake_cuda_launch *launch)
 {
     states_by(launch, 1, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_CHANNELS);
+}
+
+/* Sequences that go by strips, by blocks in turn. */
+static void strips(const struct fake_cuda_launch *launch)
+{
+    const linear_call *call = launch->arguments[0];
+    struct keys keys = {0};
+    for (int s = 0; s < linear_num_real(&call->batch); s++)
+        for (int head = 0; head < call->dims.v_heads; head++)
+            if (linear_is_chunked(call, s) && linear_load_int(call->chunks.count, 1))
+                steps_columns(call, s, head, 0, call->dims.v_dim, &keys);
+    free(keys.rows);
 }
 
 static void fused(const struct fake_cuda_launch *launch)
@@ -610,6 +629,7 @@ void fake_linear_define(void)
                    {"linear_states_inverse", states_inverse},
                    {"linear_states_tiles", states_inverse},
                    {"linear_states_channels", states_channels},
+                   {"linear_strips_channels", strips},
                    {"linear_states_channels_tiles", states_channels},
                    {"linear_segments_plain", segments},
                    {"linear_segments_delta", segments},
