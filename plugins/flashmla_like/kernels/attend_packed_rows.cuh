@@ -17,9 +17,10 @@
 
 #include "plugins/flashmla_like/kernels/attend_packed.cuh"
 
-#define PACKED_WIDE   2                   /* tiles of bf16 */
-#define PACKED_SHARES 8                   /* of a tile, as many as warps that widen */
-#define PACKED_SHARE  (MLA_ROWS_TILE / 8) /* rows of each */
+#define PACKED_WIDE       2                   /* tiles of bf16 */
+#define PACKED_SHARES     8                   /* of a tile, as many as warps that widen */
+#define PACKED_SHARE      (MLA_ROWS_TILE / 8) /* rows of each */
+#define PACKED_SHARE_ROWS ((1u << PACKED_SHARE) - 1)
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -81,52 +82,60 @@ DEVICE void packed_quantise_row(unsigned to, const char *c_kv, const char *k_pe,
     shared_store_word(to + MLA_PACKED_ROPE_AT + lane * 4, packed_pair(k_pe, lane));
 }
 
-/* Where rows begin at no multiple of 16 bytes, are not seen, or are new. */
-DEVICE void packed_rows_slow(const codes_source &mine, unsigned raw, int first, int lane,
-                             bool aligned)
+/* Rows of a share that are not `copied`: new, not seen, or at no multiple of 16 bytes. */
+DEVICE void packed_rows_slow(const codes_source &mine, unsigned raw, int first, unsigned copied,
+                             int lane)
 {
-    constexpr int pieces = MLA_PACKED_BYTES / 16;
 #pragma unroll 1
-    for (int i = 0; i < PACKED_SHARE; i++) {
+    for (unsigned left = ~copied & PACKED_SHARE_ROWS; left; left &= left - 1) {
+        const int i = __ffs((int)left) - 1;
         const unsigned to = raw + i * MLA_PACKED_PITCH;
-        const int fresh = __shfl_sync(~0u, mine.fresh, first + i);
         const int bytes = __shfl_sync(~0u, mine.bytes, first + i);
         const char *from = shuffle_pointer(mine.row, first + i);
         const char *k_pe = shuffle_pointer(mine.k_pe, first + i);
-        if (fresh)
+        if (__shfl_sync(~0u, mine.fresh, first + i))
             packed_quantise_row(to, from, k_pe, lane);
         else
 #pragma unroll 1
-            for (int p = lane; p < pieces; p += 32)
-                codes_copy(to + p * 16, from + p * 16, bytes, aligned);
+            for (int p = lane * 16; p < MLA_PACKED_BYTES; p += 512)
+                codes_copy(to + p, from + p, bytes, false);
     }
-    copy_wait();
+}
+
+/* Copies of a share's rows, of those that are `copied`. */
+template <bool all>
+DEVICE void packed_rows_copy(const codes_source &now, int first, unsigned to, unsigned full,
+                             unsigned copied, unsigned long long policy)
+{
+    const char *rows[PACKED_SHARE];
+#pragma unroll
+    for (int i = 0; i < PACKED_SHARE; i++)
+        rows[i] = shuffle_pointer(now.row, first + i);
+    if (elected())
+#pragma unroll
+        for (int i = 0; i < PACKED_SHARE; i++)
+            if (all || copied >> i & 1)
+                bulk_load_by(to + i * MLA_PACKED_PITCH, rows[i], MLA_PACKED_BYTES, full, policy);
+    __syncwarp();
 }
 
 /* A share of a warp's rows: a bulk copy each, all by one lane. If each lane asks for its own row, the compiler makes a
- * loop over lanes, of 118 cycles a copy. */
+ * loop over lanes, of 118 cycles a copy. One lane arrives at `full` for what is copied; all arrive once more, since each
+ * may have written some of the others. */
 DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, unsigned full,
                              int lane, bool aligned, unsigned long long policy)
 {
-    const bool mine = lane >= first && lane < first + PACKED_SHARE;
-    const bool plain = !mine || (now.bytes && !now.fresh);
-    if (aligned && __all_sync(~0u, plain)) {
-        if (lane == 0)
-            barrier_arrive_expect(full, PACKED_SHARE * MLA_PACKED_BYTES);
-        else
-            barrier_arrive(full);
-        const char *rows[PACKED_SHARE];
-#pragma unroll
-        for (int i = 0; i < PACKED_SHARE; i++)
-            rows[i] = shuffle_pointer(now.row, first + i);
-        if (elected())
-#pragma unroll
-            for (int i = 0; i < PACKED_SHARE; i++)
-                bulk_load_by(to + i * MLA_PACKED_PITCH, rows[i], MLA_PACKED_BYTES, full, policy);
+    const unsigned copied =
+        __ballot_sync(~0u, aligned && now.bytes && !now.fresh) >> first & PACKED_SHARE_ROWS;
+    if (lane == 0)
+        barrier_arrive_expect(full, (unsigned)__popc(copied) * MLA_PACKED_BYTES);
+    if (copied == PACKED_SHARE_ROWS) {
+        packed_rows_copy<true>(now, first, to, full, copied, policy);
     } else {
-        packed_rows_slow(now, to, first, lane, aligned);
-        barrier_arrive(full);
+        packed_rows_copy<false>(now, first, to, full, copied, policy);
+        packed_rows_slow(now, to, first, copied, lane);
     }
+    barrier_arrive(full);
 }
 
 /* The exponent that goes on codes, as that of an fp32. */
@@ -241,6 +250,8 @@ DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
             }
             phase ^= 1;
             now = codes_find_source(c, q, lo, hi, j, entry); /* while these arrive */
+            if (now.fresh && more > 1)
+                codes_fetch(now.row, MLA_LORA);
             j += MLA_ROWS_TILE;
             entry = find_entry(c, q, lo, hi, j);
             packed_rows_measure(m, next, phase, warp, lane);
