@@ -224,7 +224,7 @@ DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const
 {
     const linear_operands &o = call.operands;
     const char *from = at.gates(call, 2);
-    const bool vector = ((u64)from | (u64)(16 * o.a_row)) % 16 == 0;
+    const bool vector = ((u64)from | (u64)(4 * o.a_row)) % 16 == 0;
     const unsigned to = shared_address(m.ends) + threadIdx.x * 16;
     if (!call.dims.raw)
         return;
