@@ -194,9 +194,8 @@ static int64_t save_blocks(const layer_call *call)
 }
 
 /* Does attention save codes where it makes them? One block has to have all of a sequence's rows. Tiles
- * of few rows round one key after the other. Half tiles round those that come in boxes; each item waits
- * for that, so a block has one of them, and not several. */
-static int saves_codes(const layer_call *call, fi_grid grid)
+ * of few rows round one key after the other, half tiles those that come in boxes, by a warpgroup. */
+static int saves_codes(const layer_call *call)
 {
     const cuda_group *group = &call->group->base;
     const cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
@@ -204,8 +203,7 @@ static int saves_codes(const layer_call *call, fi_grid grid)
     if (call->kernel == KERNEL_CODES)
         return extent.q_len * group->ratio <= FI_ROWS && extent.q_len <= FEW_SAVED;
     return call->kernel == KERNEL_PREFILL_HALF_CODES && call->params.has_maps &&
-           call->params.page_shift >= 0 && (call->params.operands.aligned & aligned) == aligned &&
-           extent.seqs * group->kv_heads <= (int64_t)grid.lanes * grid.columns;
+           call->params.page_shift >= 0 && (call->params.operands.aligned & aligned) == aligned;
 }
 
 /* Does the attention kernel save the new rows? Of 16 bits warps copy them beside attention, which
@@ -221,7 +219,7 @@ static int saves_on_its_way(const layer_call *call)
     if (call->group->is_invariant || call->params.batch.new_indptr)
         return 0;
     if (cuda_is_fp8(group->kv_dtype))
-        return saves_codes(call, grid);
+        return saves_codes(call);
     return call->kernel != KERNEL_ATTEND_MANY &&
            (call->params.operands.aligned & aligned) == aligned &&
            pieces <= (int64_t)grid.lanes * grid.columns * SAVE_PIECES;

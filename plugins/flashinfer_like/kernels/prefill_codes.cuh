@@ -20,6 +20,8 @@
 /* Units that are looked over for new keys without a slot before they are read from the cache. */
 #define LOOK_OVER 8
 
+#define BARRIER_FEED 4 /* 4, 5: named barriers of those who copy keys, and values */
+
 template <typename S> using code_ring = ring<S::codes ? S::code_slots : 1>;
 
 /* ---- Codes to elements --------------------------------------------------------------------- */
@@ -320,43 +322,43 @@ DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memor
     __syncwarp();
 }
 
-/* New keys of a warp's part of a unit, or their values, over what a box has brought there: a piece of
- * eight elements comes to where what its codes stand for is to lie; the codes go to the key's slot, if it has
- * one. Loops are short, as what is done once an item waits for its instructions. */
+/* Has the unit, of which this warp's keys begin with `first`, new keys that are saved on the way? */
+template <typename S> DEVICE bool has_new(const fi_call &c, const struct work &w, int first)
+{
+    const int unit = first - warp_part() * S::warp_keys;
+    return c.saves && unit < w.hi && unit + S::keys > w.new_from;
+}
+
+/* They, or their values, over what boxes have brought there, by the warpgroup: a piece of eight
+ * elements comes to where what its codes stand for is to lie; the codes go to the key's slot, if it has
+ * one. A thread has a piece or two, as what is done once an item is all latency. `to`: of `first`. */
 template <typename S, bool values>
 DEVICE void feed_new(const fi_call &c, const struct work &w, int first, u32 to)
 {
     constexpr int pieces = (values ? S::dim_v : S::dim) / 8;
     const call_operands &o = c.operands;
-    const int lane = (int)threadIdx.x & 31, head = w.at.head;
-    const int begin = max(w.new_from, first), count = min(w.hi, first + S::warp_keys) - begin;
+    const int unit = first - warp_part() * S::warp_keys, head = w.at.head;
+    const int begin = max(w.new_from, unit), count = min(w.hi, unit + S::keys) - begin;
     const i64 row = w.q.new_row + begin - w.q.new_key, step = values ? o.v_row : o.k_row;
     const char *from =
         (const char *)(values ? o.v : o.k) + row * step + head * (values ? o.v_head : o.k_head);
     const float scale = values ? v_scale_of(c, head) : k_scale_of(c, head);
-    const i64 slot = lane < count ? c.batch.out_cache_loc[row + lane] : -1;
-    char *key = 0, *value = 0;
-    if (slot >= 0)
-        find_slot(c, slot, head, &key, &value);
-    __syncwarp();
+    named_sync(BARRIER_FEED + values, GROUP_THREADS); /* all boxes have been taken */
 #pragma unroll 1
-    for (int i = lane; i < count * pieces; i += 32)
-        copy16(to + piece_at<S::panel_bytes>(begin - first + i / pieces, i % pieces),
-               from + i / pieces * step + i % pieces * 16);
-    copy_commit();
-    copy_wait<0>();
-#pragma unroll 1
-    for (int i = lane; i - lane < count * pieces; i += 32) {
-        const int r = min(i / pieces, count - 1), piece = i % pieces;
-        char *slot_at = (char *)__shfl_sync(~0u, (u64)(values ? value : key), r);
-        if (i >= count * pieces)
-            continue;
-        const u32 at = to + piece_at<S::panel_bytes>(begin - first + r, piece);
-        const uint2 codes = quantise_piece(S::codes, S::half, shared_load(at), scale);
-        if (slot_at)
-            *(uint2 *)(slot_at + piece * 8) = codes;
+    for (int i = thread_here() % GROUP_THREADS; i < count * pieces; i += GROUP_THREADS) {
+        const int r = i / pieces, piece = i % pieces;
+        const uint4 x = *(const uint4 *)(from + r * step + piece * 16);
+        const i64 slot = c.batch.out_cache_loc[row + r];
+        const uint2 codes = quantise_piece(S::codes, S::half, x, scale);
         const uint2 low = codes_to_elements<S>(codes.x), high = codes_to_elements<S>(codes.y);
-        shared_store(at, make_uint4(low.x, low.y, high.x, high.y));
+        if (slot >= 0) {
+            char *key, *value;
+            find_slot(c, slot, head, &key, &value);
+            *(uint2 *)((values ? value : key) + piece * 8) = codes;
+        }
+        shared_store(to + (unit - first) * ROW_BYTES +
+                         piece_at<S::panel_bytes>(begin - unit + r, piece),
+                     make_uint4(low.x, low.y, high.x, high.y));
     }
 }
 
@@ -369,8 +371,6 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
     code_boxes b;
     boxes_begin<S>(c, w, m, first, b);
     code_ring<S> ahead = codes;
-    const int new_from = S::feeders > 1 && c.saves ? w.new_from - S::warp_keys : 0x7fffffff;
-    const int hi = w.hi;
     for (int n = 0; n < min(units, S::code_slots); n++) {
         if constexpr (what & FEED_KEYS)
             boxes_start<S, false>(c, w, m, ahead.slot, b);
@@ -386,7 +386,7 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
             const u32 to = shared_address(m.keys) + stage.slot * S::k_bytes;
             take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes), to);
             if constexpr (S::feeders > 1)
-                if (first > new_from && first < hi)
+                if (has_new<S>(c, w, first))
                     feed_new<S, false>(c, w, first, to);
             tell_stored(m.k_full + 8 * stage.slot);
             if (units > S::code_slots)
@@ -398,7 +398,7 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
             const u32 to = shared_address(m.values) + stage.slot * S::v_bytes;
             take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes), to);
             if constexpr (S::feeders > 1)
-                if (first > new_from && first < hi)
+                if (has_new<S>(c, w, first))
                     feed_new<S, true>(c, w, first, to);
             tell_stored(m.v_full + 8 * stage.slot);
             if (units > S::code_slots)
