@@ -143,15 +143,15 @@ static PTX void fence_async_shared(void)
 #endif
 }
 
-/* "setmaxnreg": a warpgroup hands registers back, or takes what was handed back. */
-template <int registers> static PTX void registers_release(void)
+/* "setmaxnreg": a warpgroup gives registers back (dec), or takes some of those given back (inc). */
+template <int registers> static PTX void setmaxnreg_dec(void)
 {
 #if HAS_HOPPER
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
 #endif
 }
 
-template <int registers> static PTX void registers_take(void)
+template <int registers> static PTX void setmaxnreg_inc(void)
 {
 #if HAS_HOPPER
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
@@ -159,14 +159,14 @@ template <int registers> static PTX void registers_take(void)
 }
 
 /* "griddepcontrol": waits for the grid before this one; lets the one after it start. */
-static PTX void grid_wait(void)
+static PTX void pdl_wait(void)
 {
 #if HAS_HOPPER
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-static PTX void grid_launch_dependents(void)
+static PTX void pdl_launch_dependents(void)
 {
 #if HAS_HOPPER
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -362,10 +362,10 @@ static PTX float tanh_fast(float x)
 }
 
 /* "cvt": two floats as a pair of 16-bit elements, the first in the low half; rounded to nearest. */
-template <bool half> static PTX unsigned pack_pair(float first, float second)
+template <bool is_f16> static PTX unsigned pack_pair(float first, float second)
 {
     unsigned pair;
-    if constexpr (half)
+    if constexpr (is_f16)
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
     else
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -407,7 +407,7 @@ static PTX unsigned long long descriptor_advance(unsigned long long descriptor, 
 }
 
 /* "wgmma.fence": registers and shared memory written before it may be read by products after it. */
-static PTX void products_fence(void)
+static PTX void wgmma_fence(void)
 {
 #if HAS_HOPPER
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -415,7 +415,7 @@ static PTX void products_fence(void)
 }
 
 /* "wgmma.commit_group" */
-static PTX void products_commit(void)
+static PTX void wgmma_commit(void)
 {
 #if HAS_HOPPER
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -423,7 +423,7 @@ static PTX void products_commit(void)
 }
 
 /* "wgmma.wait_group": until at most `pending` groups are under way. */
-template <int pending> static PTX void products_wait(void)
+template <int pending> static PTX void wgmma_wait(void)
 {
 #if HAS_HOPPER
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
@@ -432,7 +432,7 @@ template <int pending> static PTX void products_wait(void)
 
 /* No instruction: tells the compiler that `values` change here, so that it moves no use of a
  * product before the wait for it. */
-template <int count> static PTX void products_arrived(float (&values)[count])
+template <int count> static PTX void wgmma_arrived(float (&values)[count])
 {
 #pragma unroll
     for (int i = 0; i < count; i++)
@@ -560,41 +560,41 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 #define PTX_REGISTER_FLAG_256 "%133"
 #define PTX_REGISTER_TURN_256 "%134"
 
-#define PTX_PRODUCT_SHARED(n, type)                                                                \
+#define PTX_WGMMA_SHARED(n, type)                                                                  \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_##n                           \
                  ", 0;\n"                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" PTX_LIST_##n \
                  "}, " PTX_SHARED_##n ", p, 1, 1, " PTX_SHARED_TURNS_##n ";\n}"                    \
                  : PTX_SUMS_##n(sums)                                                              \
                  : "l"(a), "l"(b), "r"(add), "n"(turn_a), "n"(turn))
-#define PTX_PRODUCT_REGISTER(n, type)                                                              \
+#define PTX_WGMMA_REGISTER(n, type)                                                                \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_##n                         \
                  ", 0;\n"                                                                          \
                  "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" PTX_LIST_##n \
                  "}, " PTX_REGISTER_##n ", p, 1, 1, " PTX_REGISTER_TURN_##n ";\n}"                 \
                  : PTX_SUMS_##n(sums)                                                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add), "n"(turn))
-#define PTX_PRODUCT_EITHER(kind, n)                                                                \
+#define PTX_WGMMA_EITHER(kind, n)                                                                  \
     if constexpr (columns == n) {                                                                  \
-        if constexpr (half)                                                                        \
-            PTX_PRODUCT_##kind(n, "f16");                                                          \
+        if constexpr (is_f16)                                                                      \
+            PTX_WGMMA_##kind(n, "f16");                                                            \
         else                                                                                       \
-            PTX_PRODUCT_##kind(n, "bf16");                                                         \
+            PTX_WGMMA_##kind(n, "bf16");                                                           \
     }
-#define PTX_PRODUCT_ALL(kind)                                                                      \
-    PTX_PRODUCT_EITHER(kind, 8)                                                                    \
-    PTX_PRODUCT_EITHER(kind, 16)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 32)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 48)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 64)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 80)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 96)                                                                   \
-    PTX_PRODUCT_EITHER(kind, 128)                                                                  \
-    PTX_PRODUCT_EITHER(kind, 192)                                                                  \
-    PTX_PRODUCT_EITHER(kind, 256)
+#define PTX_WGMMA_ALL(kind)                                                                        \
+    PTX_WGMMA_EITHER(kind, 8)                                                                      \
+    PTX_WGMMA_EITHER(kind, 16)                                                                     \
+    PTX_WGMMA_EITHER(kind, 32)                                                                     \
+    PTX_WGMMA_EITHER(kind, 48)                                                                     \
+    PTX_WGMMA_EITHER(kind, 64)                                                                     \
+    PTX_WGMMA_EITHER(kind, 80)                                                                     \
+    PTX_WGMMA_EITHER(kind, 96)                                                                     \
+    PTX_WGMMA_EITHER(kind, 128)                                                                    \
+    PTX_WGMMA_EITHER(kind, 192)                                                                    \
+    PTX_WGMMA_EITHER(kind, 256)
 
 /* Of any other width there would be no product at all. */
-#define PTX_PRODUCT_KNOWN()                                                                        \
+#define PTX_WGMMA_KNOWN()                                                                          \
     static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 48 ||               \
                       columns == 64 || columns == 80 || columns == 96 || columns == 128 ||         \
                       columns == 192 || columns == 256,                                            \
@@ -603,27 +603,27 @@ template <int count> static PTX void products_arrived(float (&values)[count])
 /* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.
  * `turn`: b's rows lie across the inner dimension (as values do), else along it (as keys do); `turn_a`: the same of
  * a's. */
-template <int columns, bool half, int turn, int turn_a = 0>
-static PTX void product_shared(float (&sums)[columns / 2], unsigned long long a,
-                               unsigned long long b, int add)
+template <int columns, bool is_f16, int turn, int turn_a = 0>
+static PTX void wgmma_ss(float (&sums)[columns / 2], unsigned long long a, unsigned long long b,
+                         int add)
 {
-    PTX_PRODUCT_KNOWN();
-    PTX_PRODUCT_ALL(SHARED)
+    PTX_WGMMA_KNOWN();
+    PTX_WGMMA_ALL(SHARED)
 }
 
 /* The same with a in registers. */
-template <int columns, bool half, int turn>
-static PTX void product_register(float (&sums)[columns / 2], const unsigned *a,
-                                 unsigned long long b, int add)
+template <int columns, bool is_f16, int turn>
+static PTX void wgmma_rs(float (&sums)[columns / 2], const unsigned *a, unsigned long long b,
+                         int add)
 {
-    PTX_PRODUCT_KNOWN();
-    PTX_PRODUCT_ALL(REGISTER)
+    PTX_WGMMA_KNOWN();
+    PTX_WGMMA_ALL(REGISTER)
 }
 
 /* The same of e4m3: sums[64 x 128] = (add ? sums : 0) + a[64 x 32] * b[32 x 128]. Rows of both lie
  * along the inner dimension: there is no other way for 8-bit elements. */
-static PTX void product_codes_shared(float (&sums)[64], unsigned long long a, unsigned long long b,
-                                     int add)
+static PTX void wgmma_ss_e4m3(float (&sums)[64], unsigned long long a, unsigned long long b,
+                              int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_SHARED_FLAG_128 ", 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PTX_LIST_128
@@ -632,8 +632,7 @@ static PTX void product_codes_shared(float (&sums)[64], unsigned long long a, un
                  : "l"(a), "l"(b), "r"(add));
 }
 
-static PTX void product_codes_register(float (&sums)[64], const unsigned *a, unsigned long long b,
-                                       int add)
+static PTX void wgmma_rs_e4m3(float (&sums)[64], const unsigned *a, unsigned long long b, int add)
 {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_128 ", 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" PTX_LIST_128
@@ -642,9 +641,18 @@ static PTX void product_codes_register(float (&sums)[64], const unsigned *a, uns
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
+/* The same for fewer columns. */
+static PTX void wgmma_rs_e4m3(float (&sums)[32], const unsigned *a, unsigned long long b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_64 ", 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
+                 "}, " PTX_REGISTER_64 ", p, 1, 1;\n}"
+                 : PTX_SUMS_64(sums)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
 /* "mma.sync" of a warp: sums[16 x 8] += a[16 x 32] * b[32 x 8], e4m3. */
-static PTX void product_codes_warp(float (&sums)[4], const unsigned (&a)[4], unsigned b0,
-                                   unsigned b1)
+static PTX void mma_e4m3(float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1)
 {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, "
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"

@@ -8,7 +8,7 @@
  * Matrices in shared memory lie in panels of 64 columns, 128 bytes a row, as a box of the copy
  * engine with the 128-byte swizzle leaves them: piece p of 16 bytes of row r in place p ^ r % 8.
  *
- * T: keys, dim, dim_v, half (fp16, else bf16).
+ * T: keys, dim, dim_v, is_f16 (else bf16).
  */
 #ifndef PLUGINS_CUDA_WARPGROUP_CUH
 #define PLUGINS_CUDA_WARPGROUP_CUH
@@ -60,26 +60,25 @@ template <int count> struct ring {
 #if HAS_HOPPER
 
 /* q: this warpgroup's rows; both matrices in panels of 64 columns. */
-template <typename T> DEVICE void product_scores(float (&s)[T::keys / 2], unsigned q, unsigned k)
+template <typename T> DEVICE void gemm_qk(float (&s)[T::keys / 2], unsigned q, unsigned k)
 {
     const unsigned long long a = matrix_descriptor(q, 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(k, 16, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < T::dim / 16; i++)
-        product_shared<T::keys, T::half, 0>(
+        wgmma_ss<T::keys, T::is_f16, 0>(
             s, descriptor_advance(a, i / 4 * GROUP_ROWS * ROW_BYTES + i % 4 * 32),
             descriptor_advance(b, i / 4 * T::keys * ROW_BYTES + i % 4 * 32), i > 0);
 }
 
 template <typename T>
-DEVICE void product_values(float (&o)[T::dim_v / 2], const unsigned (&p)[T::keys / 4], unsigned v,
-                           int add)
+DEVICE void gemm_pv(float (&o)[T::dim_v / 2], const unsigned (&p)[T::keys / 4], unsigned v, int add)
 {
     const unsigned long long b = matrix_descriptor(v, T::keys * ROW_BYTES, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < T::keys / 16; i++)
-        product_register<T::dim_v, T::half, 1>(
-            o, p + 4 * i, descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
+        wgmma_rs<T::dim_v, T::is_f16, 1>(o, p + 4 * i, descriptor_advance(b, i * 16 * ROW_BYTES),
+                                         i > 0 ? 1 : add);
 }
 
 #endif

@@ -79,12 +79,12 @@ DEVICE void softmax_exp(const struct softmax &x, const float (&s)[all], float sc
 #pragma unroll
     for (int i = 0; i < count; i++)
         e[i] = exp2_fast(fmaf(s[from + i], scale, x.shift[i / 2 % 2]));
-    products_arrived(e);
+    wgmma_arrived(e);
 }
 
 /* They join the sums and are rounded, once, in the order in which the second product reads them:
  * both share the layout. */
-template <bool half, int from, int all, int count>
+template <bool is_f16, int from, int all, int count>
 DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)[all])
 {
     float part[2][2] = {{sum[0], e[1]}, {sum[1], e[3]}};
@@ -94,22 +94,22 @@ DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)
             part[i / 2 % 2][i % 2] += e[i];
 #pragma unroll
     for (int i = 0; i < count / 2; i++)
-        p[from / 2 + i] = pack_pair<half>(e[2 * i], e[2 * i + 1]);
+        p[from / 2 + i] = pack_pair<is_f16>(e[2 * i], e[2 * i + 1]);
     sum[0] = part[0][0] + part[0][1];
     sum[1] = part[1][0] + part[1][1];
 }
 
 /* A tile's probabilities and their sums, which are added to `sum`; a few scores at a time, so that
  * few registers are alive. */
-template <bool half, int from = 0, int all, int count>
+template <bool is_f16, int from = 0, int all, int count>
 DEVICE void softmax_tile(const struct softmax &x, const float (&s)[count], float scale,
                          float (&sum)[2], unsigned (&p)[all])
 {
     float e[8];
     softmax_exp<from>(x, s, scale, e);
-    softmax_join<half, from>(e, sum, p);
+    softmax_join<is_f16, from>(e, sum, p);
     if constexpr (from + 8 < count)
-        softmax_tile<half, from + 8>(x, s, scale, sum, p);
+        softmax_tile<is_f16, from + 8>(x, s, scale, sum, p);
 }
 
 /* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
@@ -121,7 +121,7 @@ DEVICE bool softmax_grown(const float (&sum)[2])
 
 /* A tile with a new reference. What was there is to be multiplied by `factor`: the sums are, the
  * output is left to the caller. */
-template <bool half, int all, int count>
+template <bool is_f16, int all, int count>
 DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scale, float (&sum)[2],
                           float (&factor)[2], unsigned (&p)[all])
 {
@@ -149,7 +149,7 @@ DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scal
         const float second = exp2_fast(fmaf(s[i + 1], scale, shift[r]));
         sums[i % 8] = i < 8 ? first : sums[i % 8] + first;
         sums[i % 8 + 1] = i < 8 ? second : sums[i % 8 + 1] + second;
-        p[i / 2] = pack_pair<half>(first, second);
+        p[i / 2] = pack_pair<is_f16>(first, second);
     }
     sum[0] = (sums[0] + sums[1]) + (sums[4] + sums[5]);
     sum[1] = (sums[2] + sums[3]) + (sums[6] + sums[7]);

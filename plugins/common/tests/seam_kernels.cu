@@ -24,7 +24,7 @@ extern "C" __global__ void seam_launched(u32 *to, int words)
 extern "C" __global__ void seam_slow(u32 *to, u32 value)
 {
 #if __CUDA_ARCH__ >= 900
-    grid_launch_dependents();
+    pdl_launch_dependents();
 #endif
     for (long long begin = clock64(); clock64() - begin < 2000000;)
         ;
@@ -35,7 +35,7 @@ extern "C" __global__ void seam_slow(u32 *to, u32 value)
 extern "C" __global__ void seam_after(const u32 *from, u32 *to)
 {
 #if __CUDA_ARCH__ >= 900
-    grid_wait();
+    pdl_wait();
 #endif
     *to = *(const volatile u32 *)from;
 }

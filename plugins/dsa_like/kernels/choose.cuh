@@ -15,8 +15,8 @@ extern "C" __global__ void __launch_bounds__(DSA_CHOOSE_THREADS, DSA_CHOOSE_BLOC
     choose_part part;
     part.rank = (int)__clusterRelativeBlockRank();
     part.blocks = (int)__clusterSizeInBlocks();
-    grid_launch_dependents();
-    grid_wait();
+    pdl_launch_dependents();
+    pdl_wait();
     const dsa_batch *b = &c.planned;
     const int i = c.first + (int)blockIdx.x / part.blocks;
     if (i >= c.end || i >= index_num_tokens(&b->batch))

@@ -19,16 +19,6 @@
 
 #include "plugins/dsa_like/kernels/labels.cuh"
 
-/* sums[64 x 64] (+)= A[64 x 32] * B[64 x 32]^T of e4m3, A in registers. */
-DEVICE void product_codes(float (&s)[32], const u32 (&a)[4], unsigned long long b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
-                 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n}"
-                 : PTX_SUMS_64(s)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 /* `width`: bytes of an element, 1 or 2. Rows of 128 elements are one panel of the 128-byte swizzle, or
@@ -148,16 +138,16 @@ template <int width>
 DEVICE void label_multiply(float (&s)[32], const u32 (&a)[4 * width][4], unsigned q)
 {
     const unsigned long long b = matrix_descriptor(q, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * width; i++) {
         const int at = i / 4 * (DSA_HEADS * ROW_BYTES) + i % 4 * 32;
         if constexpr (width == 1)
-            product_codes(s, a[i], descriptor_advance(b, at), i > 0);
+            wgmma_rs_e4m3(s, a[i], descriptor_advance(b, at), i > 0);
         else
-            product_register<64, false, 0>(s, a[i], descriptor_advance(b, at), i > 0);
+            wgmma_rs<64, false, 0>(s, a[i], descriptor_advance(b, at), i > 0);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 /* Of a lane's columns: 8 i + lane % 4 * 2 and the one after it. */
@@ -250,8 +240,8 @@ DEVICE void label_one(const u32 (&a)[4 * width][4], const label_shared<width> &m
 {
     float s[32], sums[2];
     label_multiply<width>(s, a, m.q);
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
     label_keep(a);
     add_columns<width>(s, w, sums);
     const float logit = label_logit<width>(add_rows(sums, lane), scale);
@@ -281,10 +271,10 @@ DEVICE void label_queries(const u32 (&a)[2][4 * width][4], const label_shared<wi
 #pragma unroll
         for (int i = 0; i < 2 && n < count; i++) {
             if (n + 1 < count || i == 0)
-                products_wait<1>();
+                wgmma_wait<1>();
             else
-                products_wait<0>();
-            products_arrived(s[i]);
+                wgmma_wait<0>();
+            wgmma_arrived(s[i]);
             add_columns<width>(s[i], w, sums);
             if (n + 1 < count)
                 label_multiply<width>(s[i], a[i], m.q + (n + 1) * m.query_bytes);
@@ -475,8 +465,8 @@ template <int width, bool several> DEVICE void label_all(const dsa_label_call &c
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     const label_shared<width> m = label_memory<width>(memory, c.planned.queries);
-    grid_launch_dependents();
-    grid_wait(); /* for what was planned, too: a kernel before in the stream need not have ended */
+    pdl_launch_dependents();
+    pdl_wait(); /* for what was planned, too: a kernel before in the stream need not have ended */
     const dsa_batch &b = c.planned;
     const dsa_header header = *b.header;
     const int first = label_group_of_row(b, header.num_groups, c.first);

@@ -184,8 +184,8 @@ static __device__ void save_rows(const dsa_save_call &c, int block, int blocks)
 extern "C" __global__ void __launch_bounds__(DSA_SAVE_THREADS)
     dsa_save(const __grid_constant__ dsa_save_call c)
 {
-    grid_launch_dependents();
-    grid_wait();
+    pdl_launch_dependents();
+    pdl_wait();
     save_rows(c, (int)blockIdx.x, (int)gridDim.x);
 }
 
@@ -195,8 +195,8 @@ extern "C" __global__ void __launch_bounds__(DSA_TAKE_THREADS)
     dsa_take(const __grid_constant__ dsa_take_call c)
 {
     __shared__ int sums[DSA_TAKE_THREADS / 32];
-    grid_launch_dependents();
-    grid_wait();
+    pdl_launch_dependents();
+    pdl_wait();
     if ((int)blockIdx.x < c.savers) {
         save_rows(c.save, (int)blockIdx.x, c.savers);
         return;

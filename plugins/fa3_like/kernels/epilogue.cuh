@@ -56,8 +56,8 @@ DEVICE void output_stage_turned(const float (&o)[T::dim_v / 2], const float (&fa
             const float *x = o + 8 * c + 2 * r;
             const unsigned piece = swizzled(row + 8 * r, c % 4 * 2 + lane % 4 / 2);
             shared_store_pair(to + c / 4 * GROUP_ROWS * ROW_BYTES + piece + lane % 2 * 8,
-                              pack_pair<T::half>(x[0] * factor[r], x[4] * factor[r]),
-                              pack_pair<T::half>(x[1] * factor[r], x[5] * factor[r]));
+                              pack_pair<T::is_f16>(x[0] * factor[r], x[4] * factor[r]),
+                              pack_pair<T::is_f16>(x[1] * factor[r], x[5] * factor[r]));
         }
 }
 
@@ -71,10 +71,10 @@ DEVICE void output_stage(const float (&o)[T::dim_v / 2], const float (&factor)[2
         const float *x = o + 8 * c;
         const unsigned panel = to + c / 4 * GROUP_ROWS * ROW_BYTES;
         store_matrices(panel + swizzled(row, c % 4 * 2 + lane / 16),
-                       pack_pair<T::half>(x[0] * factor[0], x[1] * factor[0]),
-                       pack_pair<T::half>(x[2] * factor[1], x[3] * factor[1]),
-                       pack_pair<T::half>(x[4] * factor[0], x[5] * factor[0]),
-                       pack_pair<T::half>(x[6] * factor[1], x[7] * factor[1]));
+                       pack_pair<T::is_f16>(x[0] * factor[0], x[1] * factor[0]),
+                       pack_pair<T::is_f16>(x[2] * factor[1], x[3] * factor[1]),
+                       pack_pair<T::is_f16>(x[4] * factor[0], x[5] * factor[0]),
+                       pack_pair<T::is_f16>(x[6] * factor[1], x[7] * factor[1]));
     }
 }
 

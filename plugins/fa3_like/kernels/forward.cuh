@@ -76,8 +76,8 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
-    grid_wait(); /* who waits for this kernel waits for the one before, too */
-    grid_launch_dependents();
+    pdl_wait(); /* who waits for this kernel waits for the one before, too */
+    pdl_launch_dependents();
     if (threadIdx.x % 32 == 0)
         schedule_finish(p);
 }
@@ -298,17 +298,17 @@ DEVICE void first_tile(const struct fa3_forward_params &p, struct control *contr
 {
     float s[T::keys / 2], factor[2];
     turn_take(group);
-    products_fence();
-    product_scores<T>(s, r->q, base + T::k_at + c->stage.slot * T::k_bytes);
-    products_commit();
+    wgmma_fence();
+    gemm_qk<T>(s, r->q, base + T::k_at + c->stage.slot * T::k_bytes);
+    wgmma_commit();
     turn_give<T>(group);
     rows_begin<T>(p, w, group, r);
     slot_done<T>(control, c);
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
     stage_done<T>(control, &c->stage);
     scores_finish<T>(p, w, *r, r->cap, group, n, s);
-    softmax_again<T::half>(&r->x, s, r->scale, r->x.sum, factor, probabilities);
+    softmax_again<T::is_f16>(&r->x, s, r->scale, r->x.sum, factor, probabilities);
 }
 
 /* From the probabilities of tile n to those of tile n - 1. `ready`: the stage is known to be full,
@@ -324,21 +324,21 @@ DEVICE void next_tile(const struct fa3_forward_params &p, struct control *contro
     if (!*ready)
         stage_wait<T>(control, c->stage);
     turn_take(group);
-    products_fence();
-    product_scores<T>(s, r->q, k);
-    product_values<T>(r->o, probabilities, v, r->add);
-    products_commit();
+    wgmma_fence();
+    gemm_qk<T>(s, r->q, k);
+    gemm_pv<T>(r->o, probabilities, v, r->add);
+    wgmma_commit();
     turn_give<T>(group);
-    products_wait<0>();
-    products_arrived(s);
-    products_arrived(r->o);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
+    wgmma_arrived(r->o);
     r->add = 1;
     stage_done<T>(control, &c->stage);
     *ready = stage_test<T>(control, c->stage);
     scores_finish<T>(p, w, *r, r->cap, group, n - 1, s);
-    softmax_tile<T::half>(r->x, s, r->scale, sum, probabilities);
+    softmax_tile<T::is_f16>(r->x, s, r->scale, sum, probabilities);
     if (__builtin_expect(softmax_grown(sum), 0)) {
-        softmax_again<T::half>(&r->x, s, r->scale, sum, factor, probabilities);
+        softmax_again<T::is_f16>(&r->x, s, r->scale, sum, factor, probabilities);
 #pragma unroll
         for (int i = 0; i < T::dim_v / 2; i++)
             r->o[i] *= factor[i / 2 % 2];
@@ -357,14 +357,14 @@ DEVICE void last_values(const struct fa3_forward_params &p, struct control *cont
     if (!ready)
         stage_wait<T>(control, c->stage);
     turn_take(group);
-    products_fence();
-    product_values<T>(r->o, probabilities, base + T::v_at + c->stage.slot * T::v_bytes, r->add);
-    products_commit();
+    wgmma_fence();
+    gemm_pv<T>(r->o, probabilities, base + T::v_at + c->stage.slot * T::v_bytes, r->add);
+    wgmma_commit();
     turn_give<T>(group);
     rows_finish<T>(p, w, r);
     group_sync(group); /* no warp reads queries any more: the output may go there */
-    products_wait<0>();
-    products_arrived(r->o);
+    wgmma_wait<0>();
+    wgmma_arrived(r->o);
     stage_done<T>(control, &c->stage);
 }
 
@@ -481,10 +481,10 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
     }
     __syncthreads();
     if (!p.is_early)
-        grid_wait();
+        pdl_wait();
 
     if (group == 0) {
-        registers_release<T::producer_registers>();
+        setmaxnreg_dec<T::producer_registers>();
         if (warp == 0)
             produce_work<T>(p, control, base, w);
         else if (warp == 2)
@@ -492,16 +492,21 @@ template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
         else
             produce<T, T::dim_v, 1>(p, p.v, control, base + T::v_at);
     } else {
-        registers_take<T::consumer_registers>();
+        setmaxnreg_inc<T::consumer_registers>();
         consume<T>(p, control, base, group - 1);
     }
 }
 
 /* What a kernel's caller has to know, beside it. */
 #define FA3_SHAPE(name)                                                                            \
-    extern "C" __constant__ const struct fa3_shape name##_shape = {                                \
-        name##_tile::queries, name##_tile::keys,         name##_tile::dim,  name##_tile::dim_v,    \
-        name##_tile::threads, name##_tile::shared_bytes, name##_tile::half, name##_tile::chunks};
+    extern "C" __constant__ const struct fa3_shape name##_shape = {name##_tile::queries,           \
+                                                                   name##_tile::keys,              \
+                                                                   name##_tile::dim,               \
+                                                                   name##_tile::dim_v,             \
+                                                                   name##_tile::threads,           \
+                                                                   name##_tile::shared_bytes,      \
+                                                                   name##_tile::is_f16,            \
+                                                                   name##_tile::chunks};
 
 /* A kernel and its shape, under one name. */
 #define FA3_FORWARD(name, ...)                                                                     \

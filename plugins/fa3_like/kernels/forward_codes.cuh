@@ -35,14 +35,14 @@
 #define CODES_AT_ONCE 32 /* exponentials before their sums */
 
 /* As tile_shape. Registers: o 64 + s or part 64 + codes 16 of 160. */
-template <bool half_> struct codes_shape {
+template <bool is_f16_> struct codes_shape {
     static constexpr int dim = 128;
     static constexpr int dim_v = 128;
     static constexpr int keys = TURN_KEYS;
     static constexpr int groups = 3;
     static constexpr int stages = 4; /* of keys, and of values */
     static constexpr int slots = 2;
-    static constexpr bool half = half_; /* of the output */
+    static constexpr bool is_f16 = is_f16_; /* of the output */
     static constexpr bool codes = true;
 
     static constexpr int queries = groups * GROUP_ROWS;
@@ -164,7 +164,7 @@ DEVICE void codes_produce_work(const struct fa3_codes_params &c, struct control 
         w = work_of<T>(p, __shfl_sync(0xffffffff, next, 0));
         work_publish(control, &works, w);
     }
-    grid_launch_dependents();
+    pdl_launch_dependents();
     if (threadIdx.x % 32 == 0)
         schedule_finish(p);
 }
@@ -230,7 +230,7 @@ DEVICE void codes_tile(const float (&shift)[2], const float (&s)[count], float s
 #pragma unroll
     for (int i = 0; i < CODES_AT_ONCE; i++)
         e[i] = exp2_fast(fmaf(s[from + i], scale, shift[i / 2 % 2]));
-    products_arrived(e);
+    wgmma_arrived(e);
     float part[4] = {sum[0] + e[0], e[1], sum[1] + e[2], e[3]};
 #pragma unroll
     for (int i = 4; i < CODES_AT_ONCE; i++)
@@ -312,8 +312,7 @@ template <typename T> DEVICE void codes_scores(float (&s)[64], const rows<T> &r,
     const unsigned long long b = matrix_descriptor(k, 16, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_codes_shared(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32),
-                             i > 0);
+        wgmma_ss_e4m3(s, descriptor_advance(a, i * 32), descriptor_advance(b, i * 32), i > 0);
 }
 
 template <typename T>
@@ -322,7 +321,7 @@ DEVICE void codes_values(float (&part)[64], const unsigned (&p)[16], unsigned v)
     const unsigned long long b = matrix_descriptor(v, 16, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_codes_register(part, p + 4 * i, descriptor_advance(b, i * 32), i > 0);
+        wgmma_rs_e4m3(part, p + 4 * i, descriptor_advance(b, i * 32), i > 0);
 }
 
 DEVICE unsigned word_of(unsigned tile, int row, int byte)
@@ -357,8 +356,8 @@ DEVICE void codes_scores_warp(float (&s)[32], unsigned q, unsigned k)
         for (int j = 0; j < 8; j++) {
             const int byte = i * 32 + lane % 4 * 4;
             float sums[4] = {s[4 * j], s[4 * j + 1], s[4 * j + 2], s[4 * j + 3]};
-            product_codes_warp(sums, a, word_of(k, 8 * j + lane / 4, byte),
-                               word_of(k, 8 * j + lane / 4, byte + 16));
+            mma_e4m3(sums, a, word_of(k, 8 * j + lane / 4, byte),
+                     word_of(k, 8 * j + lane / 4, byte + 16));
             s[4 * j] = sums[0], s[4 * j + 1] = sums[1];
             s[4 * j + 2] = sums[2], s[4 * j + 3] = sums[3];
         }
@@ -439,11 +438,11 @@ DEVICE void codes_scores_step(const struct fa3_forward_params &p, struct control
     const unsigned k = base + T::k_at + c->k.slot * T::k_bytes;
     if (first || !c->keys)
         keys_wait<T>(control, *c);
-    products_fence();
+    wgmma_fence();
     codes_scores<T>(s, *r, k);
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(s);
     scores_finish<T>(p, w, *r, r->cap, group, n, s);
     if (first) {
         float shift[2], factor[2], top[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY};
@@ -469,11 +468,11 @@ DEVICE void codes_values_step(struct control *control, unsigned base, int group,
     float part[64];
     if (!c->values)
         values_wait<T>(control, *c);
-    products_fence();
+    wgmma_fence();
     codes_values<T>(part, codes, base + T::v_at + c->v.slot * T::v_bytes);
-    products_commit();
-    products_wait<0>();
-    products_arrived(part);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(part);
     values_done<T>(control, c);
 #pragma unroll
     for (int i = 0; i < 64; i++)
@@ -606,16 +605,16 @@ template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &p
         tensor_map_prefetch(&params.forward.o);
     }
     __syncthreads();
-    grid_wait();
+    pdl_wait();
 
     if (group == 0) {
-        registers_release<T::producer_registers>();
+        setmaxnreg_dec<T::producer_registers>();
         if (warp == 0)
             codes_produce_work<T>(params, control, base);
         else if (warp == 1)
             codes_produce_values<T>(params, control, base);
     } else {
-        registers_take<T::consumer_registers>();
+        setmaxnreg_inc<T::consumer_registers>();
         codes_consume<T>(params, control, base, group - 1);
     }
 }

@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(FA3_GATHER_THREADS)
 {
     const int begin = (int)threadIdx.x % GATHER_LANES * GATHER_PIECE;
     const int step = GATHER_LANES * GATHER_PIECE;
-    grid_wait();
-    grid_launch_dependents();
+    pdl_wait();
+    pdl_launch_dependents();
     const int rows = min(p.first[index_num_seqs(&p.batch)], p.most_rows);
     for (share s = share_begin(p.heads); s.row < rows; share_next(s, p.heads)) {
         const gather_row r = gather_find_cached(&p, s.row, s.head);

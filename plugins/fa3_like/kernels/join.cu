@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(FA3_JOIN_THREADS)
 {
     const int lane = (int)threadIdx.x % 32, warps = (int)gridDim.x * (FA3_JOIN_THREADS / 32);
     int index = (int)(blockIdx.x * FA3_JOIN_THREADS + threadIdx.x) / 32;
-    grid_wait();
-    grid_launch_dependents();
+    pdl_wait();
+    pdl_launch_dependents();
     for (; index < p.rows * p.heads_q; index += warps) {
         const join_row r = join_find(&p, index);
         if (r.row < 0)

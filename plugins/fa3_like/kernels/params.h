@@ -158,7 +158,7 @@ struct fa3_shape {
     int32_t head_dim_v;
     int32_t threads;
     int32_t shared_bytes;
-    int32_t half;   /* 1: fp16, 0: bf16 */
+    int32_t is_f16; /* else bf16 */
     int32_t chunks; /* 1: has them, 0: params.chunk has to be 0 */
 };
 

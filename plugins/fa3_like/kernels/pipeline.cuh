@@ -179,7 +179,7 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
     const int box_bytes = p.box_rows * panels * ROW_BYTES;
     if (count == 0)
         return;
-    grid_wait();
+    pdl_wait();
     if (p.has_new) /* the warp that saved goes on where the one that loaded is */
         named_sync(BARRIER_LOAD + behind, 2 * 32);
     struct piece it =

@@ -289,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(FA3_ROWS_THREADS, 4)
     fa3_rows(const __grid_constant__ fa3_rows_call p)
 {
     __shared__ float weights[FA3_ROWS_THREADS], room[FA3_ROWS_THREADS];
-    grid_wait();
-    grid_launch_dependents();
+    pdl_wait();
+    pdl_launch_dependents();
     if (p.operands.save)
         save_rows(p);
     store_scales(p);

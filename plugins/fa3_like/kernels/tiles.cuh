@@ -25,7 +25,7 @@
  * More keys (80 or 96 at dimensions 96 to 192) are up to 6 % faster where there are 16384, but 4 to
  * 19 % slower up to 2048: a causal border wastes half a tile, and what begins and ends is longer.
  */
-template <int dim_, int dim_v_, int keys_, int groups_, int stages_, int slots_, bool half_>
+template <int dim_, int dim_v_, int keys_, int groups_, int stages_, int slots_, bool is_f16_>
 struct tile_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
@@ -33,7 +33,7 @@ struct tile_shape {
     static constexpr int groups = groups_;
     static constexpr int stages = stages_;
     static constexpr int slots = slots_;
-    static constexpr bool half = half_;
+    static constexpr bool is_f16 = is_f16_;
     static constexpr bool codes = false;
 
     static constexpr int queries = groups * GROUP_ROWS;

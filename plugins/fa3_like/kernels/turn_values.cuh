@@ -30,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
 {
     __shared__ __align__(1024) unsigned char from[TURN_BYTES], to[TURN_BYTES];
     const int tile = blockIdx.x, sequence = blockIdx.z, first = tile * TURN_KEYS;
-    grid_wait();
+    pdl_wait();
     if (p.seqs && sequence >= *(const int *)p.seqs)
         return;
     int keys = p.k_length;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(GROUP_THREADS)
     for (int i = 0; i < 8; i++)
         out[i * GROUP_THREADS + threadIdx.x] =
             shared_load(shared_address(to) + (i * GROUP_THREADS + threadIdx.x) * 16);
-    grid_launch_dependents();
+    pdl_launch_dependents();
 }
 
 #endif

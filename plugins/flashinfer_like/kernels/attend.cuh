@@ -50,11 +50,11 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
     const char *k = stage + warp_part() * S::k_bytes;
     const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
     if constexpr (!S::quantised)
-        product_scores<S>(it, shared, k, score);
+        gemm_qk<S>(it, shared, k, score);
     else if (!S::may_not_fit || it.fits)
-        product_scores_codes<S, true>(it, shared, k, score);
+        gemm_qk_fp8<S, true>(it, shared, k, score);
     else
-        product_scores_codes<S, false>(it, shared, k, score);
+        gemm_qk_fp8<S, false>(it, shared, k, score);
 #pragma unroll
     for (int n = 0; n < 8; n++)
         score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
@@ -67,11 +67,11 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
                                    : scores_mask<S>(c, at, it, score));
     softmax_update<S>(score, it);
     if constexpr (!S::quantised)
-        product_values<S>(round_probabilities<S::half>(score, seen), v, it);
-    else if (S::half || fit_half(score))
-        product_values_codes<S, true>(round_probabilities<true>(score, seen), v, it);
+        gemm_pv<S>(round_probabilities<S::is_f16>(score, seen), v, it);
+    else if (S::is_f16 || fit_half(score))
+        gemm_pv_fp8<S, true>(round_probabilities<true>(score, seen), v, it);
     else
-        product_values_codes<S, false>(round_probabilities<false>(score, seen), v, it);
+        gemm_pv_fp8<S, false>(round_probabilities<false>(score, seen), v, it);
 }
 
 /* A unit that has come; its stage is free again. */
@@ -164,33 +164,33 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
     __syncthreads();
     if (threadIdx.x >= S::warps * 32) {
         const grid_team team = grid_part(S::warps * 32, S::producers * WARPS * 32);
-        registers_release<S::producer_registers>();
+        setmaxnreg_dec<S::producer_registers>();
         if (at.left > 0)
             produce<S>(c, at, shared);
-        grid_wait();
-        grid_launch_dependents();
+        pdl_wait();
+        pdl_launch_dependents();
         if (S::teams == 1 && !S::quantised && !splits && c.saves)
             save_new_rows(c, S::dim, S::v_dim, team);
         clear_padding(c, S::v_dim, team);
     } else {
         item<S> it;
-        registers_take<S::consumer_registers>();
+        setmaxnreg_inc<S::consumer_registers>();
         if (at.left > 0)
             item_find<S>(c, at, it);
-        grid_wait();
-        grid_launch_dependents();
+        pdl_wait();
+        pdl_launch_dependents();
         if (at.left > 0)
             consume<S, splits>(c, start, at, it, shared);
     }
     PROFILE_LAUNCH;
 }
 
-#define FI_KERNEL(name, splits, dim, v_dim, stages, teams, producers, blocks, half, codes)         \
+#define FI_KERNEL(name, splits, dim, v_dim, stages, teams, producers, blocks, is_f16, codes)       \
     extern "C" __global__ void __launch_bounds__((teams + producers) * WARPS * 32, blocks)         \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
-        using shape = attend_shape<dim, v_dim, stages, teams, producers, blocks, half, codes>;     \
+        using shape = attend_shape<dim, v_dim, stages, teams, producers, blocks, is_f16, codes>;   \
         attend<shape, splits>(c, shared);                                                          \
     }
 
@@ -205,28 +205,28 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
 #define FI_ATTEND(line, type)                                                                      \
     FI_KERNELS(fi_attend_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),                \
                FI_LINE(line, stages), 1, FI_ATTEND_PRODUCERS(FI_LINE(line, dim)),                  \
-               FI_ATTEND_ROOM(FI_LINE(line, dim)), FI_HALF_##type, 0)
+               FI_ATTEND_ROOM(FI_LINE(line, dim)), FI_IS_F16_##type, 0)
 #define FI_ATTEND_MANY(line, type)                                                                 \
     static_assert(FI_LINE(line, dim) <= FI_MANY_DIM, "the host has it");                           \
     FI_KERNEL(fi_attend_many_##line##_##type, false, FI_LINE(line, dim), FI_LINE(line, v_dim),     \
-              FI_MANY_STAGES(FI_LINE(line, dim), FI_LINE(line, stages)), 2, 1, 1, FI_HALF_##type,  \
-              0)
+              FI_MANY_STAGES(FI_LINE(line, dim), FI_LINE(line, stages)), 2, 1, 1,                  \
+              FI_IS_F16_##type, 0)
 #define FI_ATTEND_CODES(line, type, codes)                                                         \
     FI_KERNELS(fi_attend_##line##_##type##_##codes, FI_LINE(line, dim), FI_LINE(line, v_dim),      \
                FI_LINE(line, codes_stages), FI_CODES_TEAMS(FI_LINE(line, v_dim)), 1, 1,            \
-               FI_HALF_##type, FI_CODES_##codes)
+               FI_IS_F16_##type, FI_CODES_##codes)
 #define FI_ATTEND_CODES_MANY(line, type, codes)                                                    \
     static_assert(FI_LINE(line, dim) <= FI_MANY_DIM, "the host has it");                           \
     FI_KERNEL(fi_attend_many_##line##_##type##_##codes, false, FI_LINE(line, dim),                 \
-              FI_LINE(line, v_dim), FI_CODES_MANY_STAGES, 1, 1, 2, FI_HALF_##type,                 \
+              FI_LINE(line, v_dim), FI_CODES_MANY_STAGES, 1, 1, 2, FI_IS_F16_##type,               \
               FI_CODES_##codes)
 #else
 #define FI_ATTEND(line, type)                                                                      \
     FI_KERNELS(fi_attend_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),                \
-               FI_SM80_ATTEND_STAGES(FI_LINE(line, dim)), 1, 1, 1, FI_HALF_##type, 0)
+               FI_SM80_ATTEND_STAGES(FI_LINE(line, dim)), 1, 1, 1, FI_IS_F16_##type, 0)
 #define FI_ATTEND_CODES(line, type, codes)                                                         \
     FI_KERNELS(fi_attend_##line##_##type##_##codes, FI_LINE(line, dim), FI_LINE(line, v_dim),      \
-               FI_SM80_ATTEND_CODES_STAGES(FI_LINE(line, dim)), 1, 1, 1, FI_HALF_##type,           \
+               FI_SM80_ATTEND_CODES_STAGES(FI_LINE(line, dim)), 1, 1, 1, FI_IS_F16_##type,         \
                FI_CODES_##codes)
 #define FI_ATTEND_MANY(...)
 #define FI_ATTEND_CODES_MANY(...)

@@ -16,7 +16,7 @@
 
 #include "plugins/flashinfer_like/kernels/attend_stages.cuh"
 
-/* What a warp holds of an item: its rows' queries, and what they came to. */
+/* What a warp holds of an item: its rows' queries, and their results so far. */
 template <typename S> struct item {
     index_sequence q;
     int all_lo, all_hi; /* keys that every row sees; none, if a logit is more than a product and
@@ -104,7 +104,7 @@ static __device__ __forceinline__ float find_lift(float most, float *back)
 
 template <typename S> static __device__ __forceinline__ float2 unpack_query(u32 pair)
 {
-    if (S::half)
+    if (S::is_f16)
         return unpack_half(pair);
     return make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
 }

@@ -53,7 +53,7 @@ static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 
 {
     EACH_PAIR(n, d, dim)
     {
-        u16 codes = quantise_pair(S::codes, S::half, x[n], scale);
+        u16 codes = quantise_pair(S::codes, S::is_f16, x[n], scale);
         *(u16 *)(group + piece_at<PANEL_BYTES>(row, d / 16) + d % 16) = codes;
         if (slot && aligned)
             *(u16 *)(slot + d) = codes;

@@ -96,7 +96,7 @@ static __device__ __forceinline__ void produce(const fi_call &c, const cursor &a
     }
     feed_look_up<S>(c, f);
     feed_prefetch<S>(c, f);
-    grid_wait();
+    pdl_wait();
     PROFILE_BEGIN;
 #pragma unroll 1
     while (f.at.left > 0) {

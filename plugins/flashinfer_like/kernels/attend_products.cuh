@@ -19,8 +19,8 @@
 
 /* score[j]: products of the rows with keys 8j to 8j + 7. */
 template <typename S>
-static __device__ __forceinline__ void product_scores(const item<S> &it, const char *shared,
-                                                      const char *k, float (&score)[2][4])
+static __device__ __forceinline__ void gemm_qk(const item<S> &it, const char *shared, const char *k,
+                                               float (&score)[2][4])
 {
     int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
     u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
@@ -34,8 +34,8 @@ static __device__ __forceinline__ void product_scores(const item<S> &it, const c
         for (int n = 0; n < 4 && !S::q_in_shared; n++)
             a[n] = it.a[S::q_in_shared ? 0 : d][n];
         load_matrices(b, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
-        multiply<S::half>(d % 2 ? odd[0] : score[0], a, b[0], b[1]);
-        multiply<S::half>(d % 2 ? odd[1] : score[1], a, b[2], b[3]);
+        multiply<S::is_f16>(d % 2 ? odd[0] : score[0], a, b[0], b[1]);
+        multiply<S::is_f16>(d % 2 ? odd[1] : score[1], a, b[2], b[3]);
     }
 #pragma unroll
     for (int n = 0; n < 8; n++)
@@ -50,20 +50,20 @@ static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
 }
 
 /* Four codes as f16, or as bf16. */
-template <typename S, bool half>
+template <typename S, bool is_f16>
 static __device__ __forceinline__ void widen_for(u32 codes, u32 &low, u32 &high)
 {
     widen_codes<S::codes>(codes, low, high);
-    if (!half) {
+    if (!is_f16) {
         low = half_to_bf16(low);
         high = half_to_bf16(high);
     }
 }
 
 /* The same of fp8: a matrix has 16 dimensions of 8 keys. */
-template <typename S, bool half>
-static __device__ __forceinline__ void product_scores_codes(const item<S> &it, const char *shared,
-                                                            const char *k, float (&score)[2][4])
+template <typename S, bool is_f16>
+static __device__ __forceinline__ void gemm_qk_fp8(const item<S> &it, const char *shared,
+                                                   const char *k, float (&score)[2][4])
 {
     int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
     u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
@@ -80,10 +80,10 @@ static __device__ __forceinline__ void product_scores_codes(const item<S> &it, c
                 load_matrices(a, queries + d * 64 + n * 32);
             for (int e = 0; e < 4 && !S::q_in_shared; e++)
                 a[e] = it.a[S::q_in_shared ? 0 : d * 2 + n][e];
-            widen_for<S, half>(codes[n], low, high);
-            multiply<half>(n ? odd[0] : score[0], a, low, high);
-            widen_for<S, half>(codes[2 + n], low, high);
-            multiply<half>(n ? odd[1] : score[1], a, low, high);
+            widen_for<S, is_f16>(codes[n], low, high);
+            multiply<is_f16>(n ? odd[0] : score[0], a, low, high);
+            widen_for<S, is_f16>(codes[2 + n], low, high);
+            multiply<is_f16>(n ? odd[1] : score[1], a, low, high);
         }
     }
 #pragma unroll
@@ -101,8 +101,7 @@ struct probabilities {
 
 /* out += probabilities x values. */
 template <typename S>
-static __device__ __forceinline__ void product_values(const probabilities &w, const char *v,
-                                                      item<S> &it)
+static __device__ __forceinline__ void gemm_pv(const probabilities &w, const char *v, item<S> &it)
 {
     int lane = (int)threadIdx.x & 31;
     u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
@@ -110,16 +109,16 @@ static __device__ __forceinline__ void product_values(const probabilities &w, co
     for (int d = 0; d < S::v_dim / 16; d++) {
         u32 b[4];
         load_matrices_transposed(b, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
-        multiply<S::half>(it.out[d * 2], w.p, b[0] & w.kept[0], b[1] & w.kept[1]);
-        multiply<S::half>(it.out[d * 2 + 1], w.p, b[2] & w.kept[0], b[3] & w.kept[1]);
+        multiply<S::is_f16>(it.out[d * 2], w.p, b[0] & w.kept[0], b[1] & w.kept[1]);
+        multiply<S::is_f16>(it.out[d * 2 + 1], w.p, b[2] & w.kept[0], b[3] & w.kept[1]);
     }
 }
 
 /* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
  * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
-template <typename S, bool half>
-static __device__ __forceinline__ void product_values_codes(const probabilities &w, const char *v,
-                                                            item<S> &it)
+template <typename S, bool is_f16>
+static __device__ __forceinline__ void gemm_pv_fp8(const probabilities &w, const char *v,
+                                                   item<S> &it)
 {
     int lane = (int)threadIdx.x & 31;
     u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
@@ -132,10 +131,10 @@ static __device__ __forceinline__ void product_values_codes(const probabilities 
             u32 even[2], odd[2];
 #pragma unroll
             for (int j = 0; j < 2; j++)
-                widen_for<S, half>(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j],
-                                   odd[j]);
-            multiply<half>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
-            multiply<half>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
+                widen_for<S, is_f16>(__byte_perm(codes[n * 2 + j] & w.kept[j], 0, 0x3120), even[j],
+                                     odd[j]);
+            multiply<is_f16>(it.out[d * 4 + n * 2], w.p, even[0], even[1]);
+            multiply<is_f16>(it.out[d * 4 + n * 2 + 1], w.p, odd[0], odd[1]);
         }
     }
 }

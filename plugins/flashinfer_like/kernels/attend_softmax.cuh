@@ -158,14 +158,14 @@ static __device__ __forceinline__ bool fit_half(const float (&score)[2][4])
     return __all_sync(~0u, least >= 0x38800000u - 1); /* 2^-14 */
 }
 
-template <bool half>
+template <bool is_f16>
 static __device__ __forceinline__ probabilities round_probabilities(const float (&score)[2][4],
                                                                     u32 seen)
 {
     probabilities w;
 #pragma unroll
     for (int e = 0; e < 4; e++)
-        w.p[e] = pack_pair<half>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
+        w.p[e] = pack_pair<is_f16>(score[e / 2][e % 2 * 2], score[e / 2][e % 2 * 2 + 1]);
 #pragma unroll
     for (int j = 0; j < 2; j++)
         w.kept[j] = (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);

@@ -20,9 +20,9 @@
 #include "plugins/flashinfer_like/kernels/shapes.h"
 
 /* teams: that multiply in turn. producers: teams that copy in turn. blocks: of a multiprocessor.
- * half: queries are of fp16, else of bf16; so is the cache, or it has codes: ELEMENT_E4M3 or
+ * is_f16: queries are of fp16, else of bf16; so is the cache, or it has codes: ELEMENT_E4M3 or
  * ELEMENT_E5M2, 0 = none. */
-template <int dim_, int v_dim_, int stages_, int teams_, int producers_, int blocks_, bool half_,
+template <int dim_, int v_dim_, int stages_, int teams_, int producers_, int blocks_, bool is_f16_,
           int codes_>
 struct attend_shape {
     static constexpr int dim = dim_;
@@ -31,12 +31,12 @@ struct attend_shape {
     static constexpr int teams = teams_;
     static constexpr int producers = producers_;
     static constexpr int blocks = blocks_;
-    static constexpr bool half = half_;
+    static constexpr bool is_f16 = is_f16_;
     static constexpr int codes = codes_;
     static constexpr bool quantised = codes != 0;
     /* Queries of bf16 become f16 over codes. Of e4m3 what f16 has no room for is lost among the sums;
      * codes of e5m2 reach further, so rows that have such elements are multiplied as bf16. */
-    static constexpr bool may_not_fit = codes == ELEMENT_E5M2 && !half;
+    static constexpr bool may_not_fit = codes == ELEMENT_E5M2 && !is_f16;
     static constexpr int warps = teams * WARPS; /* that multiply */
     /* Two teams take turns by items, where one is fast enough: the one ends an item and begins its
      * next while the other multiplies. */
@@ -59,7 +59,7 @@ struct attend_shape {
     static constexpr int v_bytes = (v_dim + panel - 1) / panel * PANEL_BYTES;
     /* Probabilities are worked with times 2^lift where they become f16, which has few small
      * numbers. */
-    static constexpr int lift = half || quantised ? 15 : 0;
+    static constexpr int lift = is_f16 || quantised ? 15 : 0;
     static constexpr int stage_bytes = WARPS * (k_bytes + v_bytes);
     /* Queries of more than 128 dimensions stay in shared memory: registers are for the sums. Their
      * rows lie 16 bytes more apart than they are long, for the banks. */

@@ -157,9 +157,9 @@ static __device__ __noinline__ void store_one(int dtype, char *row, int d, float
 static __device__ __forceinline__ void store_four(const fi_call &c, char *row, int d, float4 x)
 {
     if (c.out_dtype != ELEMENT_F32 && c.operands.aligned & CALL_ALIGNED_OUT) {
-        bool half = c.out_dtype == ELEMENT_F16;
-        ((u32 *)row)[d / 2] = half ? pack_pair<true>(x.x, x.y) : pack_pair<false>(x.x, x.y);
-        ((u32 *)row)[d / 2 + 1] = half ? pack_pair<true>(x.z, x.w) : pack_pair<false>(x.z, x.w);
+        bool is_f16 = c.out_dtype == ELEMENT_F16;
+        ((u32 *)row)[d / 2] = is_f16 ? pack_pair<true>(x.x, x.y) : pack_pair<false>(x.x, x.y);
+        ((u32 *)row)[d / 2 + 1] = is_f16 ? pack_pair<true>(x.z, x.w) : pack_pair<false>(x.z, x.w);
         return;
     }
     store_one(c.out_dtype, row, d, x.x);

@@ -110,10 +110,10 @@ static __device__ __forceinline__ float2 unpack_half(u32 pair)
 }
 
 /* c += a * b: 16 x 16 times 16 x 8. */
-template <bool half>
+template <bool is_f16>
 static __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    if (half)
+    if (is_f16)
         asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
             "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])

@@ -22,10 +22,10 @@ static __device__ __forceinline__ void find_slot(const fi_call &c, i64 slot, int
 
 /* save_kv_quantise() of two elements, by the instruction that there is for it: which rounds and
  * saturates alike, but drops the sign of NaN. */
-static __device__ __forceinline__ u16 quantise_pair(int kind, bool half, u32 pair, float scale)
+static __device__ __forceinline__ u16 quantise_pair(int kind, bool is_f16, u32 pair, float scale)
 {
-    float2 x =
-        half ? unpack_half(pair) : make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
+    float2 x = is_f16 ? unpack_half(pair)
+                      : make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
 #if HAS_HOPPER
     u16 codes;
     float low = __fdiv_rn(x.x, scale), high = __fdiv_rn(x.y, scale);
@@ -40,11 +40,12 @@ static __device__ __forceinline__ u16 quantise_pair(int kind, bool half, u32 pai
 }
 
 /* The same of eight. */
-static __device__ __forceinline__ uint2 quantise_piece(int kind, bool half, uint4 x, float scale)
+static __device__ __forceinline__ uint2 quantise_piece(int kind, bool is_f16, uint4 x, float scale)
 {
-    return make_uint2(
-        quantise_pair(kind, half, x.x, scale) | (u32)quantise_pair(kind, half, x.y, scale) << 16,
-        quantise_pair(kind, half, x.z, scale) | (u32)quantise_pair(kind, half, x.w, scale) << 16);
+    return make_uint2(quantise_pair(kind, is_f16, x.x, scale) |
+                          (u32)quantise_pair(kind, is_f16, x.y, scale) << 16,
+                      quantise_pair(kind, is_f16, x.z, scale) |
+                          (u32)quantise_pair(kind, is_f16, x.w, scale) << 16);
 }
 
 #endif /* FI_NEW_ROWS_CUH */

@@ -168,8 +168,8 @@ struct save_codes {
 extern "C" __global__ void __launch_bounds__(FI_SAVE_THREADS)
     fi_save(const __grid_constant__ fi_call c, int dim, int v_dim)
 {
-    grid_wait();
-    grid_launch_dependents();
+    pdl_wait();
+    pdl_launch_dependents();
     const call_operands &o = c.operands;
     const int *rows = c.batch.new_indptr ? c.batch.new_indptr : c.batch.q_indptr;
     i64 first = rows ? rows[0] : 0, end = index_num_seqs(&c.batch);

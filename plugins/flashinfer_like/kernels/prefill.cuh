@@ -53,19 +53,19 @@ DEVICE void scores_issue(const rows<S> &r, const place<S> &at, int from, u32 bas
         parts[0] = r.slopes.parts[0] & of_far;
         parts[1] = r.slopes.parts[1] & of_far;
     }
-    products_fence();
-    product_scores<S>(s, r.q, base + S::k_at + at.k.slot * S::k_bytes);
+    wgmma_fence();
+    gemm_qk<S>(s, r.q, base + S::k_at + at.k.slot * S::k_bytes);
     if constexpr (S::sloped)
-        product_ramp<S>(s, parts, base);
-    products_commit();
+        gemm_ramp<S>(s, parts, base);
+    wgmma_commit();
 }
 
 /* They are there. */
 template <typename S>
 DEVICE void scores_take(struct control *control, place<S> &at, float (&s)[S::keys / 2])
 {
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
     release(shared_address(&control->k_empty[at.k.slot]));
     at.k.advance();
 }
@@ -80,7 +80,7 @@ DEVICE void unit_again(rows<S> &r, int from, const float (&s)[S::keys / 2], floa
     if constexpr (S::sloped)
         slopes_again<S>(r, from, s, sum, factor, p);
     else
-        softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+        softmax_again<S::is_f16>(&r.x, s, r.scale, sum, factor, p);
 }
 
 /* From the probabilities `p` of a unit to those of the next one, at `from`. The
@@ -108,13 +108,13 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
     struct softmax x = r.x;
     if constexpr (S::sloped)
         x = slopes_softmax<S>(r, from);
-    products_fence();
-    product_values<S>(r.o, p, v, r.add);
-    products_commit();
+    wgmma_fence();
+    gemm_pv<S>(r.o, p, v, r.add);
+    wgmma_commit();
     softmax_exp<0>(x, s, r.scale, early);
     softmax_exp<half>(x, s, r.scale, late);
-    softmax_join<S::half, 0>(early, sum, packed);
-    softmax_join<S::half, half>(late, sum, packed);
+    softmax_join<S::is_f16, 0>(early, sum, packed);
+    softmax_join<S::is_f16, half>(late, sum, packed);
     if (more)
         keys_wait<S>(w, control, at);
     values_wait<S>(w, control, at);
@@ -126,8 +126,8 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
 
     if constexpr (issues)
         scores_issue<S>(r, at, next, base, s);
-    products_wait<issues>();
-    products_arrived(r.o);
+    wgmma_wait<issues>();
+    wgmma_arrived(r.o);
     release(v_empty);
     if (again) {
 #pragma unroll
@@ -194,11 +194,11 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
             step<S, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
         }
     }
-    products_fence();
-    product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
-    products_commit();
-    products_wait<0>();
-    products_arrived(r.o);
+    wgmma_fence();
+    gemm_pv<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(r.o);
     release(shared_address(&control->v_empty[at.v.slot]));
     at.v.advance();
 }
@@ -220,9 +220,9 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
         scores_issue<S>(r, at, from, base, s);
         scores_take<S>(control, at, s);
         scores_finish<S>(c, w, control, r, at.v, from, base, s);
-        softmax_tile<S::half>(r.x, s, r.scale, sum, p);
+        softmax_tile<S::is_f16>(r.x, s, r.scale, sum, p);
         if (__builtin_expect(softmax_grown(sum), 0)) {
-            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+            softmax_again<S::is_f16>(&r.x, s, r.scale, sum, factor, p);
 #pragma unroll
             for (int i = 0; i < S::dim_v / 2; i++)
                 r.o[i] = r.add ? r.o[i] * factor[i / 2 % 2] : 0.0f;
@@ -230,7 +230,7 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
         r.x.sum[0] += sum[0];
         r.x.sum[1] += sum[1];
         values_wait<S>(w, control, at);
-        product_values<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, 1);
+        gemm_pv<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, 1);
         release(shared_address(&control->v_empty[at.v.slot]));
         at.v.advance();
         r.add = 1;
@@ -282,7 +282,7 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     __syncthreads();
     const int group = uniform((int)threadIdx.x / GROUP_THREADS);
     if (group == 0 || (S::feeders > 1 && group > S::groups)) {
-        registers_release<S::producer_registers>();
+        setmaxnreg_dec<S::producer_registers>();
         if constexpr (S::feeders == 1) {
             if (at.left > 0)
                 produce<S, FEED_KEYS | FEED_VALUES>(c, at, shared, control);
@@ -292,13 +292,13 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
             else
                 produce<S, FEED_VALUES>(c, at, shared, control);
         }
-        grid_wait();
-        grid_launch_dependents();
+        pdl_wait();
+        pdl_launch_dependents();
     } else {
         const grid_team team = grid_part(GROUP_THREADS, S::consumers);
-        registers_take<S::consumer_registers>();
-        grid_wait();
-        grid_launch_dependents();
+        setmaxnreg_inc<S::consumer_registers>();
+        pdl_wait();
+        pdl_launch_dependents();
         clear_padding(c, S::dim_v, team);
         if (!S::codes && c.saves)
             save_new_rows(c, S::dim, S::dim_v, team);
@@ -312,44 +312,44 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
 #define FI_PREFILL(line, type)                                                                     \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
                       FI_LINE(line, keys), FI_LINE(line, prefill_stages), FI_LINE(line, q_slots),  \
-                      0, FI_HALF_##type, 0)
+                      0, FI_IS_F16_##type, 0)
 #define FI_PREFILL_SLOPES(line, type)                                                              \
     FI_TILES_KERNEL(fi_prefill_##line##_##type##_slopes, FI_PREFILL_ROWS, FI_LINE(line, dim),      \
                     FI_LINE(line, v_dim), FI_LINE(line, keys), FI_LINE(line, prefill_stages),      \
-                    FI_LINE(line, q_slots), 0, FI_HALF_##type, 0, true)
+                    FI_LINE(line, q_slots), 0, FI_IS_F16_##type, 0, true)
 #define FI_PREFILL_HALF(line, type)                                                                \
     FI_TILES_KERNEL(fi_prefill_half_##line##_##type, FI_HALF_ROWS, FI_LINE(line, dim),             \
                     FI_LINE(line, v_dim), FI_HALF_KEYS(FI_LINE(line, dim)),                        \
-                    FI_HALF_STAGES(FI_LINE(line, dim)), FI_HALF_SLOTS, 0, FI_HALF_##type, 0,       \
+                    FI_HALF_STAGES(FI_LINE(line, dim)), FI_HALF_SLOTS, 0, FI_IS_F16_##type, 0,     \
                     false)
 #define FI_PREFILL_HALF_CODES(line, type, codes)                                                   \
     FI_TILES_KERNEL(fi_prefill_half_##line##_##type##_##codes, FI_HALF_ROWS, FI_LINE(line, dim),   \
                     FI_LINE(line, v_dim), FI_HALF_CODES_KEYS, FI_HALF_CODES_STAGES, FI_HALF_SLOTS, \
-                    FI_HALF_CODES_SLOTS, FI_HALF_##type, FI_CODES_##codes, false)
+                    FI_HALF_CODES_SLOTS, FI_IS_F16_##type, FI_CODES_##codes, false)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_LINE(line, codes_keys),                             \
                       FI_LINE(line, prefill_stages), FI_LINE(line, codes_q_slots),                 \
-                      FI_LINE(line, code_slots), FI_HALF_##type, FI_CODES_##codes)
+                      FI_LINE(line, code_slots), FI_IS_F16_##type, FI_CODES_##codes)
 #else
 #define FI_PREFILL(line, type)                                                                     \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),        \
-                      FI_KEYS, FI_SM80_STAGES(FI_LINE(line, dim)), 1, 0, FI_HALF_##type, 0)
+                      FI_KEYS, FI_SM80_STAGES(FI_LINE(line, dim)), 1, 0, FI_IS_F16_##type, 0)
 #define FI_PREFILL_SLOPES(...)
 #define FI_PREFILL_HALF(...)
 #define FI_PREFILL_HALF_CODES(...)
 #define FI_PREFILL_CODES(line, type, codes)                                                        \
     FI_PREFILL_KERNEL(fi_prefill_##line##_##type##_##codes, FI_LINE(line, dim),                    \
                       FI_LINE(line, v_dim), FI_KEYS, FI_SM80_CODES_STAGES(FI_LINE(line, dim)), 1,  \
-                      FI_SM80_CODE_SLOTS(FI_LINE(line, dim)), FI_HALF_##type, FI_CODES_##codes)
+                      FI_SM80_CODE_SLOTS(FI_LINE(line, dim)), FI_IS_F16_##type, FI_CODES_##codes)
 #endif
-#define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, half, codes)        \
-    FI_TILES_KERNEL(name, FI_PREFILL_ROWS, dim, v_dim, keys, stages, q_slots, code_slots, half,    \
+#define FI_PREFILL_KERNEL(name, dim, v_dim, keys, stages, q_slots, code_slots, is_f16, codes)      \
+    FI_TILES_KERNEL(name, FI_PREFILL_ROWS, dim, v_dim, keys, stages, q_slots, code_slots, is_f16,  \
                     codes, false)
-#define FI_TILES_KERNEL(name, rows, dim, v_dim, keys, stages, q_slots, code_slots, half, codes,    \
+#define FI_TILES_KERNEL(name, rows, dim, v_dim, keys, stages, q_slots, code_slots, is_f16, codes,  \
                         sloped)                                                                    \
     using name##_shape =                                                                           \
-        prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, half, codes, rows, sloped>;   \
+        prefill_shape<dim, v_dim, keys, stages, q_slots, code_slots, is_f16, codes, rows, sloped>; \
     extern "C" __global__ void __launch_bounds__(name##_shape::threads, 1)                         \
         name(const __grid_constant__ fi_call c)                                                    \
     {                                                                                              \

@@ -31,7 +31,7 @@ template <typename S> DEVICE uint2 codes_to_elements(u32 codes)
 {
     uint2 x;
     widen_codes<S::codes>(codes, x.x, x.y);
-    if (!S::half) {
+    if (!S::is_f16) {
         float2 low = unpack_half(x.x), high = unpack_half(x.y);
         x = make_uint2(pack_pair<false>(low.x, low.y), pack_pair<false>(high.x, high.y));
     }
@@ -349,7 +349,7 @@ DEVICE void feed_new(const fi_call &c, const struct work &w, int first, u32 to)
         const int r = i / pieces, piece = i % pieces;
         const uint4 x = *(const uint4 *)(from + r * step + piece * 16);
         const i64 slot = c.batch.out_cache_loc[row + r];
-        const uint2 codes = quantise_piece(S::codes, S::half, x, scale);
+        const uint2 codes = quantise_piece(S::codes, S::is_f16, x, scale);
         const uint2 low = codes_to_elements<S>(codes.x), high = codes_to_elements<S>(codes.y);
         if (slot >= 0) {
             char *key, *value;

@@ -14,7 +14,7 @@
 #include "plugins/flashinfer_like/kernels/prefill_queries.cuh"
 #include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
 
-/* What a thread's two rows came to: the largest logit, or a number near it, in units of log 2, and
+/* Totals of a thread's two rows: the largest logit, or a number near it, in units of log 2, and
  * the sum relative to it. */
 struct totals {
     float top[2], sum[2];
@@ -145,10 +145,10 @@ template <typename S> DEVICE void stage_rows(const rows<S> &r, const float (&fac
     for (int d = 0; d < S::dim_v / 16; d++) {
         const float *x = r.o + 8 * d;
         store_matrices(r.q + d / 4 * GROUP_ROWS * ROW_BYTES + swizzled(mine, d % 4 * 2 + lane / 16),
-                       pack_pair<S::half>(x[0] * factor[0], x[1] * factor[0]),
-                       pack_pair<S::half>(x[2] * factor[1], x[3] * factor[1]),
-                       pack_pair<S::half>(x[4] * factor[0], x[5] * factor[0]),
-                       pack_pair<S::half>(x[6] * factor[1], x[7] * factor[1]));
+                       pack_pair<S::is_f16>(x[0] * factor[0], x[1] * factor[0]),
+                       pack_pair<S::is_f16>(x[2] * factor[1], x[3] * factor[1]),
+                       pack_pair<S::is_f16>(x[4] * factor[0], x[5] * factor[0]),
+                       pack_pair<S::is_f16>(x[6] * factor[1], x[7] * factor[1]));
     }
 }
 
@@ -210,7 +210,7 @@ DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r,
             store_lse(c, row, head, softmax_lse(&end));
     }
     if (!(c.operands.aligned & CALL_ALIGNED_OUT_16) ||
-        c.out_dtype != (S::half ? ELEMENT_F16 : ELEMENT_BF16)) {
+        c.out_dtype != (S::is_f16 ? ELEMENT_F16 : ELEMENT_BF16)) {
         store_columns<S>(c, w, r, factor, count);
         return;
     }

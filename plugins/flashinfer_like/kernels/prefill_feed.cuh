@@ -297,7 +297,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
         slot.advance();
     };
     find_work<S>(c, at, true, w);
-    grid_wait();
+    pdl_wait();
     start(*w);
 #pragma unroll 1
     while (w->units > 0) {

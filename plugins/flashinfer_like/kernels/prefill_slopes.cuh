@@ -57,13 +57,13 @@ DEVICE u32 slope_parts(float fall)
                        : 0;
 }
 
-/* What a far unit's scores fall by, on top of product_scores(). */
+/* What a far unit's scores fall by, on top of gemm_qk(). */
 template <typename S>
-DEVICE void product_ramp(float (&s)[S::keys / 2], const u32 (&parts)[4], u32 base)
+DEVICE void gemm_ramp(float (&s)[S::keys / 2], const u32 (&parts)[4], u32 base)
 {
 #if HAS_HOPPER
-    product_register<S::keys, false, 0>(s, parts,
-                                        matrix_descriptor(base + S::ramp_at, 16, 8 * ROW_BYTES), 1);
+    wgmma_rs<S::keys, false, 0>(s, parts, matrix_descriptor(base + S::ramp_at, 16, 8 * ROW_BYTES),
+                                1);
 #endif
 }
 
@@ -124,7 +124,7 @@ DEVICE void slopes_again(rows<S> &r, int from, const float (&s)[S::keys / 2], fl
 {
     const struct softmax before = slopes_softmax<S>(r, from);
     struct softmax x = before;
-    softmax_again<S::half>(&x, s, r.scale, sum, factor, p);
+    softmax_again<S::is_f16>(&x, s, r.scale, sum, factor, p);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         if (x.shift[h] != before.shift[h])

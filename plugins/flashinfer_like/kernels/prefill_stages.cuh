@@ -25,7 +25,7 @@
  * queries, of which the next one comes while this one is worked on where there is room for two;
  * code_slots: units of codes on their way to be keys and values; codes: ELEMENT_E4M3 or
  * ELEMENT_E5M2, 0 = the cache has none; sloped: for groups with slopes (prefill_slopes.cuh). */
-template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool half_,
+template <int dim_, int dim_v_, int keys_, int stages_, int q_slots_, int code_slots_, bool is_f16_,
           int codes_, int rows_ = FI_PREFILL_ROWS, bool sloped_ = false>
 struct prefill_shape {
     static constexpr int dim = dim_;
@@ -35,7 +35,7 @@ struct prefill_shape {
     static constexpr int q_slots = q_slots_;
     static constexpr int code_slots = code_slots_;
     static constexpr int codes = codes_;
-    static constexpr bool half = half_;
+    static constexpr bool is_f16 = is_f16_;
     static constexpr bool sloped = sloped_;
 
     /* Do units come from the last to the first (unit_at()), and scores a unit ahead (step())? Without
@@ -123,7 +123,7 @@ template <typename S> DEVICE int unit_at(const struct work &w, int i)
 
 struct control {
     unsigned long long q_full[2], q_empty[2], k_full[4], k_empty[4], v_full[4], v_empty[4];
-    struct work work[2];         /* told to those who multiply */
+    struct work work[2];         /* for the warps that multiply */
     struct work feeds[WARPS][2]; /* what a warp that copies is at, and what comes next: registers
                                     are few */
     unsigned long long k_codes[WARPS][2], v_codes[WARPS][2]; /* a warp's own */

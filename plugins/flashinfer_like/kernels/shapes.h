@@ -150,10 +150,10 @@ FI_SHAPES(LINE, LINE_16)
 #undef LINE_16
 
 /* What the names of kernels say of their queries, and of their cache. */
-#define FI_HALF_bf16  false
-#define FI_HALF_f16   true
-#define FI_CODES_e4m3 ELEMENT_E4M3
-#define FI_CODES_e5m2 ELEMENT_E5M2
+#define FI_IS_F16_bf16 false
+#define FI_IS_F16_f16  true
+#define FI_CODES_e4m3  ELEMENT_E4M3
+#define FI_CODES_e5m2  ELEMENT_E5M2
 
 #else
 

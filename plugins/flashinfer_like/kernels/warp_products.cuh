@@ -16,13 +16,13 @@
 #if !HAS_HOPPER
 
 /* sums[16 x 8] of two neighbours += a * b; `b` as four matrices: of the first two of its halves. */
-template <bool half> DEVICE void multiply_two(float *sums, const u32 (&a)[4], const u32 (&b)[4])
+template <bool is_f16> DEVICE void multiply_two(float *sums, const u32 (&a)[4], const u32 (&b)[4])
 {
-    multiply<half>(*(float(*)[4])sums, a, b[0], b[1]);
-    multiply<half>(*(float(*)[4])(sums + 4), a, b[2], b[3]);
+    multiply<is_f16>(*(float(*)[4])sums, a, b[0], b[1]);
+    multiply<is_f16>(*(float(*)[4])(sums + 4), a, b[2], b[3]);
 }
 
-template <typename T> DEVICE void product_scores(float (&s)[T::keys / 2], u32 q, u32 k)
+template <typename T> DEVICE void gemm_qk(float (&s)[T::keys / 2], u32 q, u32 k)
 {
     const int thread = thread_here(), lane = thread % 32;
     const int row = thread / 32 % 4 * 16 + lane % 16, key = lane / 16 * 8 + lane % 8;
@@ -37,13 +37,13 @@ template <typename T> DEVICE void product_scores(float (&s)[T::keys / 2], u32 q,
 #pragma unroll
         for (int n = 0; n < T::keys / 16; n++) {
             load_matrices(b, panel_k + swizzled(n * 16 + key, i % 4 * 2 + lane / 8 % 2));
-            multiply_two<T::half>(s + n * 8, a, b);
+            multiply_two<T::is_f16>(s + n * 8, a, b);
         }
     }
 }
 
 template <typename T>
-DEVICE void product_values(float (&o)[T::dim_v / 2], const u32 (&p)[T::keys / 4], u32 v, int add)
+DEVICE void gemm_pv(float (&o)[T::dim_v / 2], const u32 (&p)[T::keys / 4], u32 v, int add)
 {
     const int lane = thread_here() % 32;
 #pragma unroll
@@ -57,7 +57,7 @@ DEVICE void product_values(float (&o)[T::dim_v / 2], const u32 (&p)[T::keys / 4]
             u32 b[4];
             load_matrices_transposed(b, v + d / 4 * T::keys * ROW_BYTES +
                                             swizzled(i * 16 + lane % 16, d % 4 * 2 + lane / 16));
-            multiply_two<T::half>(o + d * 8, a, b);
+            multiply_two<T::is_f16>(o + d * 8, a, b);
         }
     }
 }

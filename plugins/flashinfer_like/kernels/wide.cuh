@@ -53,10 +53,10 @@ DEVICE void hold_queries(struct control *control, ring<S::k_stages> &at, u32 bas
     at.advance();
 }
 
-template <bool half>
-DEVICE void product_held_32(float (&s)[16], const u32 (&a)[4], unsigned long long b)
+template <bool is_f16>
+DEVICE void wgmma_rs_32(float (&s)[16], const u32 (&a)[4], unsigned long long b)
 {
-#define PRODUCT_32(type)                                                                           \
+#define WGMMA_32(type)                                                                             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                       \
                  " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "       \
                  "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"                                          \
@@ -64,18 +64,18 @@ DEVICE void product_held_32(float (&s)[16], const u32 (&a)[4], unsigned long lon
                    "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),       \
                    "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15])                              \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-    if constexpr (half)
-        PRODUCT_32("f16");
+    if constexpr (is_f16)
+        WGMMA_32("f16");
     else
-        PRODUCT_32("bf16");
-#undef PRODUCT_32
+        WGMMA_32("bf16");
+#undef WGMMA_32
 }
 
 /* s[64 x 32] = (add ? s : 0) + a[64 x 16] * b[32 x 16]^T; before it, the same with a in registers. */
-template <bool half>
-DEVICE void product_32(float (&s)[16], unsigned long long a, unsigned long long b, int add)
+template <bool is_f16>
+DEVICE void wgmma_ss_32(float (&s)[16], unsigned long long a, unsigned long long b, int add)
 {
-#define PRODUCT_32(type)                                                                           \
+#define WGMMA_32(type)                                                                             \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"                                      \
                  "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                       \
                  " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "       \
@@ -84,11 +84,11 @@ DEVICE void product_32(float (&s)[16], unsigned long long a, unsigned long long 
                    "+f"(s[6]), "+f"(s[7]), "+f"(s[8]), "+f"(s[9]), "+f"(s[10]), "+f"(s[11]),       \
                    "+f"(s[12]), "+f"(s[13]), "+f"(s[14]), "+f"(s[15])                              \
                  : "l"(a), "l"(b), "r"(add))
-    if constexpr (half)
-        PRODUCT_32("f16");
+    if constexpr (is_f16)
+        WGMMA_32("f16");
     else
-        PRODUCT_32("bf16");
-#undef PRODUCT_32
+        WGMMA_32("bf16");
+#undef WGMMA_32
 }
 
 /* The scores of the unit in `slot` are on their way. */
@@ -100,24 +100,24 @@ DEVICE void scores_begin(const rows<S> &r, int slot, const held_queries<S> &held
     const unsigned long long a = matrix_descriptor(r.q, 16, 8 * ROW_BYTES);
     const unsigned long long b =
         matrix_descriptor(base + S::k_at + slot * S::k_bytes, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < S::dim / 16; i++) {
         const unsigned long long keys = descriptor_advance(b, i / 4 * S::panel_bytes + i % 4 * 32);
         if (i < shared)
-            product_32<S::half>(
+            wgmma_ss_32<S::is_f16>(
                 s, descriptor_advance(a, i / 4 * GROUP_ROWS * ROW_BYTES + i % 4 * 32), keys, i > 0);
         else
-            product_held_32<S::half>(s, held.x[i - shared], keys);
+            wgmma_rs_32<S::is_f16>(s, held.x[i - shared], keys);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 template <typename S>
 DEVICE void scores_end(struct control *control, ring<S::k_stages> &k, float (&s)[S::keys / 2])
 {
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
     release(shared_address(&control->k_empty[k.slot]));
     k.advance();
 }
@@ -131,8 +131,8 @@ DEVICE void wide_wait(const struct work &w, const unsigned long long *full, cons
         fence_async_shared();
 }
 
-/* A unit's probabilities, and what its rows' sums are to be multiplied by; with the item's `last`, what
- * its rows came to. Nothing of a warp whose rows are not there: what its sums come to is not stored. */
+/* A unit's probabilities, and what its rows' sums are to be multiplied by; with the item's `last`, the
+ * totals of its rows. A warp without rows stores nothing. */
 template <typename S>
 DEVICE void give_unit(struct wide_control *control, ring<2> &at, u32 base, rows<S> &r,
                       const float (&s)[S::keys / 2], bool is_there, bool last)
@@ -142,9 +142,9 @@ DEVICE void give_unit(struct wide_control *control, ring<2> &at, u32 base, rows<
     float factor[2] = {1.0f, 1.0f}, sum[2] = {0.0f, 0.0f};
     u32 p[S::keys / 4];
     if (is_there) {
-        softmax_tile<S::half>(r.x, s, r.scale, sum, p);
+        softmax_tile<S::is_f16>(r.x, s, r.scale, sum, p);
         if (__builtin_expect(softmax_grown(sum), 0))
-            softmax_again<S::half>(&r.x, s, r.scale, sum, factor, p);
+            softmax_again<S::is_f16>(&r.x, s, r.scale, sum, factor, p);
         r.x.sum[0] += sum[0];
         r.x.sum[1] += sum[1];
     }
@@ -241,20 +241,20 @@ template <typename S> DEVICE void score(const fi_call &c, struct wide_control *c
 template <typename S> DEVICE void wide_values(wide_sums<S> &x, u32 p, u32 v, int add)
 {
     const unsigned long long a = matrix_descriptor(p, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int n = 0; n < S::columns / 128; n++) {
         const unsigned long long b =
             matrix_descriptor(v + n * 2 * S::panel_bytes, S::panel_bytes, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < S::keys / 16; i++)
-            product_shared<128, S::half, 1>(
-                *(float(*)[64])(x.o + n * 64), descriptor_advance(a, i * 32),
-                descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
+            wgmma_ss<128, S::is_f16, 1>(*(float(*)[64])(x.o + n * 64),
+                                        descriptor_advance(a, i * 32),
+                                        descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(x.o);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(x.o);
 }
 
 /* Sums of rows whose reference has changed. */
@@ -320,22 +320,22 @@ template <typename S> DEVICE void wide(const fi_call &c, char *shared)
         wide_init<S>(control);
     __syncthreads();
     if (group == 0) {
-        registers_release<S::producer_registers>();
+        setmaxnreg_dec<S::producer_registers>();
         if (at.left > 0)
             wide_produce<S>(c, at, shared, control);
-        grid_wait();
-        grid_launch_dependents();
+        pdl_wait();
+        pdl_launch_dependents();
     } else if (group == 1) {
-        registers_take<S::scorer_registers>();
-        grid_wait();
-        grid_launch_dependents();
+        setmaxnreg_inc<S::scorer_registers>();
+        pdl_wait();
+        pdl_launch_dependents();
         if (at.left > 0)
             score<S>(c, control, shared_address(shared));
     } else {
         const grid_team team = grid_part(2 * GROUP_THREADS, S::adders);
-        registers_take<S::adder_registers>();
-        grid_wait();
-        grid_launch_dependents();
+        setmaxnreg_inc<S::adder_registers>();
+        pdl_wait();
+        pdl_launch_dependents();
         clear_padding(c, S::dim_v, team);
         if (c.saves)
             save_new_rows(c, S::dim, S::dim_v, team);
@@ -355,7 +355,7 @@ FI_WIDE_SHAPES(LINE)
     {                                                                                              \
         extern __shared__ __align__(1024) char shared[];                                           \
         using shape = wide_shape<fi_line_##line[0], fi_line_##line[1], fi_line_##line[2],          \
-                                 fi_line_##line[3], fi_line_##line[4], FI_HALF_##type>;            \
+                                 fi_line_##line[3], fi_line_##line[4], FI_IS_F16_##type>;          \
         wide<shape>(c, shared);                                                                    \
     }
 

@@ -116,8 +116,8 @@ DEVICE void wide_pieces(const wide_sums<S> &x, int h, float factor, char *to, bo
         u32 words[4];
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            words[i] = pack_pair<S::half>(x.o[(d + i) * 4 + h * 2] * factor,
-                                          x.o[(d + i) * 4 + h * 2 + 1] * factor);
+            words[i] = pack_pair<S::is_f16>(x.o[(d + i) * 4 + h * 2] * factor,
+                                            x.o[(d + i) * 4 + h * 2 + 1] * factor);
         const uint4 piece = turn_words(words);
         if (is_there)
             *(uint4 *)(to + (d + thread_here() % 4) * 16) = piece;
@@ -138,7 +138,7 @@ template <typename S>
 DEVICE void wide_store(const fi_call &c, const struct work &w, const wide_sums<S> &x, int count)
 {
     const bool pieces = c.operands.aligned & CALL_ALIGNED_OUT_16 &&
-                        c.out_dtype == (S::half ? ELEMENT_F16 : ELEMENT_BF16);
+                        c.out_dtype == (S::is_f16 ? ELEMENT_F16 : ELEMENT_BF16);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         const int n = adder_row() + h * 8;

@@ -274,7 +274,7 @@ DEVICE void wide_produce(const fi_call &c, const cursor &at, char *shared, struc
         item.advance();
     };
     find_work<S>(c, at, true, w);
-    grid_wait();
+    pdl_wait();
     start(*w);
 #pragma unroll 1
     while (w->units > 0) {

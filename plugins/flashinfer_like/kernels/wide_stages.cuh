@@ -20,7 +20,7 @@
 #include "plugins/flashinfer_like/kernels/prefill_stages.cuh"
 
 /* As prefill_shape, for what is as in prefill.cuh; `consumers` are those who have scores there. */
-template <int dim_, int dim_v_, int keys_, int k_stages_, int stages_, bool half_>
+template <int dim_, int dim_v_, int keys_, int k_stages_, int stages_, bool is_f16_>
 struct wide_shape {
     static constexpr int dim = dim_;
     static constexpr int dim_v = dim_v_;
@@ -28,7 +28,7 @@ struct wide_shape {
     static constexpr int k_stages = k_stages_;
     static constexpr int stages = stages_; /* of values */
     static constexpr int codes = 0;
-    static constexpr bool half = half_;
+    static constexpr bool is_f16 = is_f16_;
     static constexpr bool sloped = false;
     static constexpr bool backwards = false;
 

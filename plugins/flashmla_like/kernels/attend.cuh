@@ -130,15 +130,14 @@ template <int N> DEVICE void scores(float (&s)[N / 2], const mla_shared<N> &m, u
 {
     const unsigned long long a = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < MLA_DIM / 16; i++)
-        product_shared<N, false, 0>(s, descriptor_advance(a, i / 4 * PANEL_TILE + i % 4 * 32),
-                                    descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32),
-                                    i > 0);
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
+        wgmma_ss<N, false, 0>(s, descriptor_advance(a, i / 4 * PANEL_TILE + i % 4 * 32),
+                              descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32), i > 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 }
 
 /* Hide what rows do not see; `j` is the key of s[0]. */
@@ -178,23 +177,23 @@ DEVICE void exchange_max(float (&top)[N / 4], const mla_shared<N> &m, int warp, 
 }
 
 /* Two or four 8 x 8 matrices of tokens by queries into rows of queries. */
-template <int N, bool half = false>
+template <int N, bool is_f16 = false>
 DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane)
 {
     const int piece = warp * 2 + lane / 8 % 2;
 #pragma unroll
     for (int i = 0; i < N / 8; i += 2) {
         int n = (i + lane / 16) * 8 + lane % 8;
-        unsigned a = pack_pair<half>(s[4 * i], s[4 * i + 1]);
-        unsigned b = pack_pair<half>(s[4 * i + 2], s[4 * i + 3]);
+        unsigned a = pack_pair<is_f16>(s[4 * i], s[4 * i + 1]);
+        unsigned b = pack_pair<is_f16>(s[4 * i + 2], s[4 * i + 3]);
         if (N == 8) {
             unsigned to = p + swizzled(lane % 8, piece);
             asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
                          "r"(a), "r"(b)
                          : "memory");
         } else {
-            unsigned d = pack_pair<half>(s[(4 * i + 4) % (N / 2)], s[(4 * i + 5) % (N / 2)]);
-            unsigned e = pack_pair<half>(s[(4 * i + 6) % (N / 2)], s[(4 * i + 7) % (N / 2)]);
+            unsigned d = pack_pair<is_f16>(s[(4 * i + 4) % (N / 2)], s[(4 * i + 5) % (N / 2)]);
+            unsigned e = pack_pair<is_f16>(s[(4 * i + 6) % (N / 2)], s[(4 * i + 7) % (N / 2)]);
             asm volatile(
                 "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                     p + swizzled(n, piece)),
@@ -357,21 +356,21 @@ template <int N>
 DEVICE void add_values(mla_sums<N> &o, const mla_shared<N> &m, unsigned tile, int add)
 {
     const unsigned long long b = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int panel = 0; panel < 4; panel++) {
         const unsigned long long a =
             matrix_descriptor(tile + panel * PANEL_TILE, PANEL_TILE, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < MLA_TILE / 16; i++)
-            product_shared<N, false, 0, 1>(o[panel], descriptor_advance(a, i * 16 * ROW_BYTES),
-                                           descriptor_advance(b, i * 32), i > 0 ? 1 : add);
+            wgmma_ss<N, false, 0, 1>(o[panel], descriptor_advance(a, i * 16 * ROW_BYTES),
+                                     descriptor_advance(b, i * 32), i > 0 ? 1 : add);
     }
-    products_commit();
-    products_wait<0>();
+    wgmma_commit();
+    wgmma_wait<0>();
 #pragma unroll
     for (int panel = 0; panel < 4; panel++)
-        products_arrived(o[panel]);
+        wgmma_arrived(o[panel]);
 }
 
 /* Two columns of two rows. */

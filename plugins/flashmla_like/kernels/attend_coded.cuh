@@ -46,17 +46,6 @@ DEVICE mla_shared<ROWS> coded_find(unsigned char *memory)
 
 typedef unsigned coded_held[CODED_HELD][4];
 
-/* sums[64 x 64] = (add ? sums : 0) + a[64 x 32] * b[64 x 32]^T of e4m3, with a in registers. */
-DEVICE void coded_product_held(float (&s)[CODED_SCORES], const unsigned (&a)[4],
-                               unsigned long long b, int add)
-{
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " PTX_REGISTER_FLAG_64 ", 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" PTX_LIST_64
-                 "}, " PTX_REGISTER_64 ", p, 1, 1;\n}"
-                 : PTX_SUMS_64(s)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
 /* Half of row n of the block, every other 16 codes of it; of one that is not there, zeros. */
 template <bool aligned>
 DEVICE void coded_load_query(const mla_call &c, const index_sequence &q, unsigned to, int row,
@@ -116,19 +105,19 @@ DEVICE void coded_multiply_steps(float (&s)[CODED_SCORES], const coded_held &hel
 {
     const unsigned long long a = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = first; i < end; i++) {
         const unsigned far = i / 4 * CODES_PANEL + i % 4 * 32;
         if (i < CODED_STEPS - CODED_HELD)
             codes_product<ROWS>(s, descriptor_advance(a, far), descriptor_advance(b, far), i > 0);
         else
-            coded_product_held(s, held[i - (CODED_STEPS - CODED_HELD)], descriptor_advance(b, far),
-                               i > 0);
+            wgmma_rs_e4m3(s, held[i - (CODED_STEPS - CODED_HELD)], descriptor_advance(b, far),
+                          i > 0);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 }
 
 /* `ratio`: of the scale of q_nope to that of q_pe, the one that is applied to all sums after. */
@@ -258,7 +247,7 @@ DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const codes_lane &mine, uns
         const int half = i % 2;
         unsigned(&now)[2][4] = a[i % CODED_AHEAD];
         if (i >= CODED_AHEAD)
-            products_wait<CODED_AHEAD - 1>();
+            wgmma_wait<CODED_AHEAD - 1>();
         codes_widen_values(v, half, now);
         if (half && i + 1 < 2 * steps)
             v = mine.load(tile, i / 2 * 16 + 16);
@@ -266,17 +255,17 @@ DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const codes_lane &mine, uns
             release(empty);
         if (i == 0)
             ready();
-        products_fence();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            product_register<ROWS, true, 0>(o[2 * half + n], now[n],
-                                            descriptor_advance(b, i / 2 * 32), i > 1 ? 1 : add);
-        products_commit();
+            wgmma_rs<ROWS, true, 0>(o[2 * half + n], now[n], descriptor_advance(b, i / 2 * 32),
+                                    i > 1 ? 1 : add);
+        wgmma_commit();
     }
-    products_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        products_arrived(o[n]);
+        wgmma_arrived(o[n]);
 }
 
 DEVICE void coded_add_up(const mla_call &c, const mla_shared<ROWS> &m)

@@ -440,14 +440,14 @@ DEVICE void codes_multiply(float (&s)[N / 2], const mla_shared<N> &m, unsigned t
 {
     const unsigned long long a = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = first; i < end; i++)
         codes_product<N>(s, descriptor_advance(a, i / 4 * CODES_PANEL + i % 4 * 32),
                          descriptor_advance(b, i / 4 * (N * ROW_BYTES) + i % 4 * 32), i > 0);
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 }
 
 /* Scores of queries of e4m3. `ratio`: of the scale of q_nope to that of q_pe, the one that is applied to all sums
@@ -484,24 +484,24 @@ DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned til
 #pragma unroll
     for (int i = 0; i < chunks; i++) {
         if (i >= 2)
-            products_wait<1>();
+            wgmma_wait<1>();
         codes_widen_chunk(k, a[i % 2]);
         if (i + 1 < chunks)
             codes_load_chunk(k, at, (i + 1) * blocks);
         else
             release(empty);
-        products_fence();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 2 * blocks; n++) {
             const int step = i * 2 * blocks + n;
-            product_register<N, true, 0>(
-                s, a[i % 2][n], descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
-                step > 0);
+            wgmma_rs<N, true, 0>(s, a[i % 2][n],
+                                 descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
+                                 step > 0);
         }
-        products_commit();
+        wgmma_commit();
     }
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 }
 
 /* Scores in units of log 2. */
@@ -689,7 +689,7 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, const codes_lane &mine, unsign
 #pragma unroll
     for (int i = 0; i < steps; i++) {
         if (i >= ahead)
-            products_wait<ahead - 1>();
+            wgmma_wait<ahead - 1>();
 #pragma unroll
         for (int n = 0; n < 4; n += 2)
             codes_widen_values(v, n / 2, a[i % ahead] + n);
@@ -699,17 +699,17 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, const codes_lane &mine, unsign
             release(empty);
         else
             v = mine.load(tile, i * 16 + 16);
-        products_fence();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            product_register<N, true, 0>(o[n], a[i % ahead][n], descriptor_advance(b, i * 32),
-                                         i > 0 ? 1 : add);
-        products_commit();
+            wgmma_rs<N, true, 0>(o[n], a[i % ahead][n], descriptor_advance(b, i * 32),
+                                 i > 0 ? 1 : add);
+        wgmma_commit();
     }
-    products_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        products_arrived(o[n]);
+        wgmma_arrived(o[n]);
 }
 
 /* Where the output of row n of the block begins; NULL: there is no such row. */

@@ -205,11 +205,11 @@ template <int N> DEVICE void packed_multiply_rope(float (&s)[N / 2], unsigned q,
 #pragma unroll
         for (int k = 0; k < 4; k++)
             a[i][k] = shared_load_word(at + i * 32 + k / 2 * 16 + k % 2 * 8 * MLA_PACKED_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < MLA_ROPE / 16; i++)
-        product_register<N, false, 0>(s, a[i], descriptor_advance(b, i * 32), i > 0);
-    products_commit();
+        wgmma_rs<N, false, 0>(s, a[i], descriptor_advance(b, i * 32), i > 0);
+    wgmma_commit();
 }
 
 /* A part's products times its scales. */
@@ -218,7 +218,7 @@ DEVICE void packed_take_part(float (&s)[N / 2], float (&sums)[N / 2], const mla_
                              const packed_scales &scales, int part, int lane)
 {
     const float first = packed_of(scales.x[0], part), second = packed_of(scales.x[1], part);
-    products_arrived(sums);
+    wgmma_arrived(sums);
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
         const float2 f = *(const float2 *)(m.q_scale + i * 8 + lane % 4 * 2);
@@ -258,9 +258,9 @@ DEVICE void packed_scores(float (&s)[N / 2], const packed_scales &scales, const 
 #pragma unroll
     for (int i = 0; i < chunks; i++) {
         if (i >= 2)
-            products_wait<1>();
+            wgmma_wait<1>();
         if (i == 2) {
-            products_arrived(s);
+            wgmma_arrived(s);
 #pragma unroll
             for (int n = 0; n < N / 2; n++)
                 s[n] *= scale;
@@ -272,17 +272,17 @@ DEVICE void packed_scores(float (&s)[N / 2], const packed_scales &scales, const 
             packed_load_chunk(k, at, (i + 1) * blocks);
         else
             release(empty);
-        products_fence();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 2 * blocks; n++) {
             const int step = i * 2 * blocks + n;
-            product_register<N, true, 0>(
-                sums[step / 8 % 2], a[i % 2][n],
-                descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32), step % 8 > 0);
+            wgmma_rs<N, true, 0>(sums[step / 8 % 2], a[i % 2][n],
+                                 descriptor_advance(b, step / 4 * (N * ROW_BYTES) + step % 4 * 32),
+                                 step % 8 > 0);
         }
-        products_commit();
+        wgmma_commit();
     }
-    products_wait<0>();
+    wgmma_wait<0>();
     packed_take_part<N>(s, sums[1], m, scales, 3, lane);
 }
 
@@ -344,7 +344,7 @@ template <int warps> DEVICE bool packed_agree(packed_unit &unit, unsigned marks,
     return high <= top && low + PACKED_NEAR >= top;
 }
 
-template <int N, bool half, int part>
+template <int N, bool is_f16, int part>
 DEVICE void packed_store_part(unsigned p, const float (&s)[N / 2], const packed_scales &scales,
                               float up, int warp, int lane)
 {
@@ -354,18 +354,18 @@ DEVICE void packed_store_part(unsigned p, const float (&s)[N / 2], const packed_
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         x[i] = s[i] * (i % 4 < 2 ? first : second);
-    store_turned<N, half>(p + part * MLA_SHARED_P(N), x, warp, lane);
+    store_turned<N, is_f16>(p + part * MLA_SHARED_P(N), x, warp, lane);
 }
 
 /* Probabilities times the scales of each part. */
-template <int N, bool half>
+template <int N, bool is_f16>
 DEVICE void packed_store(unsigned p, const float (&s)[N / 2], const packed_scales &scales, float up,
                          int warp, int lane)
 {
-    packed_store_part<N, half, 0>(p, s, scales, up, warp, lane);
-    packed_store_part<N, half, 1>(p, s, scales, up, warp, lane);
-    packed_store_part<N, half, 2>(p, s, scales, up, warp, lane);
-    packed_store_part<N, half, 3>(p, s, scales, up, warp, lane);
+    packed_store_part<N, is_f16, 0>(p, s, scales, up, warp, lane);
+    packed_store_part<N, is_f16, 1>(p, s, scales, up, warp, lane);
+    packed_store_part<N, is_f16, 2>(p, s, scales, up, warp, lane);
+    packed_store_part<N, is_f16, 3>(p, s, scales, up, warp, lane);
 }
 
 template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N> &m)
@@ -506,7 +506,7 @@ DEVICE bool packed_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned 
 #pragma unroll
     for (int i = 0; i < steps; i++) {
         if (i >= ahead)
-            products_wait<ahead - 1>();
+            wgmma_wait<ahead - 1>();
         packed_widen_half(v[0], a[i % ahead]);
         packed_widen_half(v[1], a[i % ahead] + 2);
         if (i == 0 && !ready())
@@ -517,18 +517,18 @@ DEVICE bool packed_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned 
             v[0] = packed_load_values(tile, i * 16 + 16);
             v[1] = packed_load_values(tile + PACKED_SCALED, i * 16 + 16);
         }
-        products_fence();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 4; n++)
-            product_register<N, true, 0>(o[n], a[i % ahead][n],
-                                         descriptor_advance(b, n / 2 * MLA_SHARED_P(N) + i * 32),
-                                         i > 0 ? 1 : add);
-        products_commit();
+            wgmma_rs<N, true, 0>(o[n], a[i % ahead][n],
+                                 descriptor_advance(b, n / 2 * MLA_SHARED_P(N) + i * 32),
+                                 i > 0 ? 1 : add);
+        wgmma_commit();
     }
-    products_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        products_arrived(o[n]);
+        wgmma_arrived(o[n]);
     return true;
 }
 
@@ -543,24 +543,24 @@ DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty
 #pragma unroll
     for (int i = 0; i < 2 * steps; i++) { /* parts in turn */
         if (i >= ahead)
-            products_wait<ahead - 1>();
+            wgmma_wait<ahead - 1>();
         packed_widen_values(v, a[i % ahead]);
         if (i + 1 == 2 * steps)
             release(empty);
         else
             v = packed_load_values(tile + (i + 1) % 2 * PACKED_SCALED, (i + 1) / 2 * 16);
-        products_fence();
+        wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            product_register<N, false, 0>(
-                o[i % 2 * 2 + n], a[i % ahead][n],
-                descriptor_advance(b, i % 2 * MLA_SHARED_P(N) + i / 2 * 32), i > 1 ? 1 : add);
-        products_commit();
+            wgmma_rs<N, false, 0>(o[i % 2 * 2 + n], a[i % ahead][n],
+                                  descriptor_advance(b, i % 2 * MLA_SHARED_P(N) + i / 2 * 32),
+                                  i > 1 ? 1 : add);
+        wgmma_commit();
     }
-    products_wait<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        products_arrived(o[n]);
+        wgmma_arrived(o[n]);
 }
 
 /* New latents to their slots, a warp each; who reads them here reads them as they are given. */

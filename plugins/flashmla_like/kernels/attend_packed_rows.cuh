@@ -119,9 +119,9 @@ DEVICE void packed_rows_copy(const codes_source &now, int first, unsigned to, un
     __syncwarp();
 }
 
-/* A share of a warp's rows: a bulk copy each, all by one lane. If each lane asks for its own row, the compiler makes a
- * loop over lanes, of 118 cycles a copy. One lane arrives at `full` for what is copied; all arrive once more, since each
- * may have written some of the others. */
+/* A share of a warp's rows: a bulk copy each, all by one lane. If each lane asks for its own row, the compiler makes
+ * a loop over lanes, of 118 cycles a copy. One lane arrives at `full` for what is copied; all arrive once more, since
+ * each may have written some of the others. */
 DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, unsigned full,
                              int lane, bool aligned, unsigned long long policy)
 {
@@ -344,23 +344,23 @@ DEVICE void packed_rows_panels(float (&s)[ROWS_SCORES], const rows_held &held,
 {
     const unsigned long long a = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(unknown(tile), 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = first * 4; i < (first + count) * 4; i++) {
         const unsigned long long keys = descriptor_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
         if (i < ROWS_IN * 4)
-            product_shared<MLA_ROWS_TILE, false, 0>(
+            wgmma_ss<MLA_ROWS_TILE, false, 0>(
                 s, descriptor_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
         else
-            product_register<MLA_ROWS_TILE, false, 0>(s, held[i - ROWS_IN * 4], keys, 1);
+            wgmma_rs<MLA_ROWS_TILE, false, 0>(s, held[i - ROWS_IN * 4], keys, 1);
     }
-    products_commit();
+    wgmma_commit();
 }
 
 DEVICE void packed_rows_wait(float (&s)[ROWS_SCORES])
 {
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 }
 
 /* Numbers of a lane's tokens. */
@@ -512,7 +512,7 @@ DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
 /* `p`: the probabilities for the first of two parts, `next`: how far away those for the other one are. */
 DEVICE void packed_rows_add(float (&o)[2][64], unsigned p, unsigned next, unsigned values, int add)
 {
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int side = 0; side < 2; side++) {
         const unsigned long long a = matrix_descriptor(p + side * next, 16, 8 * ROW_BYTES);
@@ -520,14 +520,13 @@ DEVICE void packed_rows_add(float (&o)[2][64], unsigned p, unsigned next, unsign
             matrix_descriptor(values + side * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_TILE / 16; i++)
-            product_shared<128, false, 1>(o[side], descriptor_advance(a, i * 32),
-                                          descriptor_advance(b, i * 16 * ROW_BYTES),
-                                          i > 0 ? 1 : add);
+            wgmma_ss<128, false, 1>(o[side], descriptor_advance(a, i * 32),
+                                    descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(o[0]);
-    products_arrived(o[1]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(o[0]);
+    wgmma_arrived(o[1]);
 }
 
 DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)

@@ -418,25 +418,25 @@ DEVICE unsigned unknown(unsigned x)
     return x;
 }
 
-template <bool half>
+template <bool is_f16>
 DEVICE void rows_scores(float (&s)[ROWS_SCORES], const rows_held &held, const mla_shared<ROWS> &m,
                         unsigned tile)
 {
     const unsigned long long a = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
     const unsigned long long b = matrix_descriptor(tile, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < MLA_DIM / 16; i++) {
         const unsigned long long keys = descriptor_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
         if (i < ROWS_IN * 4)
-            product_shared<MLA_ROWS_TILE, half, 0>(
+            wgmma_ss<MLA_ROWS_TILE, is_f16, 0>(
                 s, descriptor_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
         else
-            product_register<MLA_ROWS_TILE, half, 0>(s, held[i - ROWS_IN * 4], keys, 1);
+            wgmma_rs<MLA_ROWS_TILE, is_f16, 0>(s, held[i - ROWS_IN * 4], keys, 1);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 }
 
 /* Row r of a lane sees the keys [lo, hi); `j` is the key of s[0]. */
@@ -521,17 +521,18 @@ DEVICE void rows_softmax(float (&s)[scores], mla_rows &rows, float (&factor)[2],
         rows.sum[r] = rows.sum[r] * factor[r] + (sum[r][0] + sum[r][1]);
 }
 
-template <bool half, int scores>
+template <bool is_f16, int scores>
 DEVICE void rows_store(const float (&s)[scores], const float (&factor)[2],
                        const mla_shared<ROWS> &m, int warp, int lane)
 {
     const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int i = 0; i < scores / 4; i += 2)
-        store_matrices(m.p + swizzled(row, i + lane / 16), pack_pair<half>(s[4 * i], s[4 * i + 1]),
-                       pack_pair<half>(s[4 * i + 2], s[4 * i + 3]),
-                       pack_pair<half>(s[4 * i + 4], s[4 * i + 5]),
-                       pack_pair<half>(s[4 * i + 6], s[4 * i + 7]));
+        store_matrices(m.p + swizzled(row, i + lane / 16),
+                       pack_pair<is_f16>(s[4 * i], s[4 * i + 1]),
+                       pack_pair<is_f16>(s[4 * i + 2], s[4 * i + 3]),
+                       pack_pair<is_f16>(s[4 * i + 4], s[4 * i + 5]),
+                       pack_pair<is_f16>(s[4 * i + 6], s[4 * i + 7]));
     if (lane % 4 == 0) {
         m.factor[row_of(warp, lane, 0)] = factor[0];
         m.factor[row_of(warp, lane, 1)] = factor[1];
@@ -662,25 +663,24 @@ DEVICE void rows_multiply(float (&o)[2][64], const mla_shared<ROWS> &m, int warp
         }
 }
 
-template <bool half>
+template <bool is_f16>
 DEVICE void rows_add(float (&o)[2][64], const mla_shared<ROWS> &m, unsigned values, int add)
 {
     const unsigned long long a = matrix_descriptor(m.p, 16, 8 * ROW_BYTES);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int side = 0; side < 2; side++) {
         const unsigned long long b =
             matrix_descriptor(values + side * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_TILE / 16; i++)
-            product_shared<128, half, 1>(o[side], descriptor_advance(a, i * 32),
-                                         descriptor_advance(b, i * 16 * ROW_BYTES),
-                                         i > 0 ? 1 : add);
+            wgmma_ss<128, is_f16, 1>(o[side], descriptor_advance(a, i * 32),
+                                     descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
     }
-    products_commit();
-    products_wait<0>();
-    products_arrived(o[0]);
-    products_arrived(o[1]);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_arrived(o[0]);
+    wgmma_arrived(o[1]);
 }
 
 /* Where the next tile is there, its scores come before these values, which then meet its softmax. */

@@ -510,12 +510,12 @@ DEVICE void begin_rows(const mla_call &c, int dtype, int thread)
     }
 
 /* `start`: those of each thread when a block starts. */
-template <int start, int registers> DEVICE void registers_set(void)
+template <int start, int registers> DEVICE void setmaxnreg(void)
 {
     if constexpr (registers < start)
-        registers_release<registers>();
+        setmaxnreg_dec<registers>();
     else if constexpr (registers > start)
-        registers_take<registers>();
+        setmaxnreg_inc<registers>();
 }
 
 /* By one thread. */
@@ -569,16 +569,16 @@ template <int threads, class roles> DEVICE void attend(const mla_call &c)
     if (threadIdx.x == 0)
         barriers_init<roles>(m);
     __syncthreads();
-    grid_launch_dependents();
-    grid_wait();
+    pdl_launch_dependents();
+    pdl_wait();
     if (group == 0) {
-        registers_set<start, roles::feeding>();
+        setmaxnreg<start, roles::feeding>();
         roles::feed(c, m);
     } else if (group <= roles::scorers) {
-        registers_set<start, roles::scoring>();
+        setmaxnreg<start, roles::scoring>();
         roles::score(c, m);
     } else {
-        registers_set<start, roles::adding>();
+        setmaxnreg<start, roles::adding>();
         roles::add_up(c, m);
     }
 }

@@ -16,9 +16,9 @@
 #define MERGE_BLOCKS      4 /* of a multiprocessor */
 #define MERGE_FETCHED     8 /* parts that a warp fetches at once */
 
-/* Logarithms: the latent's dimensions, those of a warp, and the fewest pieces that these are divided into, with one warp
- * for each MLA_MERGE_DIMS. All divisions here are by powers of two: an integer division takes as long as a quarter of
- * the time that a part takes to arrive. */
+/* Logarithms: the latent's dimensions, those of a warp, and the fewest pieces that these are divided into, with one
+ * warp for each MLA_MERGE_DIMS. All divisions here are by powers of two: an integer division takes as long as a
+ * quarter of the time that a part takes to arrive. */
 #define MERGE_LORA   9
 #define MERGE_DIMS   4
 #define MERGE_CHUNKS 2
@@ -230,8 +230,8 @@ extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS, MERGE_BLOCKS)
 {
     __shared__ mla_merging m;
     fetch_arguments(c);
-    grid_launch_dependents();
-    grid_wait();
+    pdl_launch_dependents();
+    pdl_wait();
     mla_piece p;
     p.unit = c.plan->divided[0]; /* together with their number */
     p.number = 0;

@@ -93,8 +93,8 @@ struct strip_ring {
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* Part `part` of a launch, a head of a sequence, or the block's next one that goes by chunks. Blocks take parts forth and
- * back, so that each has long sequences and short ones. */
+/* Part `part` of a launch, a head of a sequence, or the block's next one that goes by chunks. Blocks take parts forth
+ * and back, so that each has long sequences and short ones. */
 DEVICE bool find_head(const linear_call &call, unsigned &part, states_work &work)
 {
     const unsigned heads = call.dims.v_heads, parts = linear_num_real(&call.batch) * heads;
@@ -225,7 +225,8 @@ template <typename FIND> DEVICE uint4 pack_logs(const float (&x)[8], bool there,
     return make_uint4(packed[0], packed[1], packed[2], packed[3]);
 }
 
-/* What raw gates are computed with: log decays are `up` times a function of gates times `by` and a bias of the channel. */
+/* What raw gates are computed with: log decays are `up` times a function of gates times `by` and a bias of the
+ * channel. */
 struct raw_factors {
     float by, up;
 };
@@ -336,7 +337,8 @@ DEVICE void find_lengths(unsigned q, unsigned k, unsigned half, int lane, KEEP k
     }
 }
 
-/* What rows of q and k are to be multiplied by to have length 1, and a row's q times its k, times the outputs' scale. */
+/* What rows of q and k are to be multiplied by to have length 1, and a row's q times its k, times the outputs'
+ * scale. */
 DEVICE void find_strip_lengths(const linear_call &call, const strip_slot &slot, int lane)
 {
     const unsigned k = shared_address(slot.tiles);
@@ -649,9 +651,9 @@ DEVICE void largest_of_state(const state_tile &s, float (&largest)[2])
     largest[0] = largest_of_row(largest[0]), largest[1] = largest_of_row(largest[1]);
 }
 
-/* A power of two for each row, in units of which its state is kept, and a bound of the state's length in these: a step of
- * the rule adds at most the row's v to it. fp16 holds states, right sides and updates of bounds up to STRIP_MOST; units
- * change rarely, and before any product. */
+/* A power of two for each row, in units of which its state is kept, and a bound of the state's length in these: a
+ * step of the rule adds at most the row's v to it. fp16 holds states, right sides and updates of bounds up to
+ * STRIP_MOST; units change rarely, and before any product. */
 #define STRIP_MOST  112.0f
 #define STRIP_LEAST 2.0f
 
@@ -689,13 +691,13 @@ DEVICE void fit_units(const float (&largest)[2], state_tile &s, strip_units &u)
 DEVICE void multiply_strip(const left_operand<16> &held, unsigned tiles, float (&x)[16])
 {
     const unsigned long long b = matrix_descriptor(tiles, 16, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 8; step++)
-        product_register<32, true, 0>(x, held.at[step],
-                                      descriptor_advance(b, step / 4 * STRIP_HALF + step % 4 * 32),
-                                      step > 0);
-    products_commit();
+        wgmma_rs<32, true, 0>(x, held.at[step],
+                              descriptor_advance(b, step / 4 * STRIP_HALF + step % 4 * 32),
+                              step > 0);
+    wgmma_commit();
 }
 
 DEVICE u32 multiply_bf16_pairs(u32 x, u32 y)
@@ -763,9 +765,9 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
         const u32 down = 0x7f000000 - f32_bits(u.unit[i % 2]); /* a power of two, twice */
         v[i] = multiply_bf16_pairs(v[i], down | down >> 16);
     }
-    products_arrived(s);
-    products_wait<0>();
-    products_arrived(x);
+    wgmma_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(x);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         x[2 * i] = bits_f32(v[i] << 16) - x[2 * i] * (1 / CHANNELS_UP);
@@ -773,35 +775,34 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
         side[i] = pack_half(x[2 * i], x[2 * i + 1]);
     }
     const unsigned long long system = matrix_descriptor(tiles + STRIP_SYSTEM, 16, 1024);
-    products_fence();
-    product_register<16, true, 0>(update, side, system, 0);
-    products_commit();
+    wgmma_fence();
+    wgmma_rs<16, true, 0>(update, side, system, 0);
+    wgmma_commit();
     float(&o)[8] = *(float(*)[8])(x + 8);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         o[i] *= CHUNK_INVERSE_ROOM * PRODUCTS_ROOM / CHANNELS_UP;
-    products_wait<0>();
-    products_arrived(update);
+    wgmma_wait<0>();
+    wgmma_arrived(update);
     const u32 lower = 0x02000200; /* 1 / (CHUNK_INVERSE_ROOM * CHANNELS_UP), twice */
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         kept[i] = pack_half(update[2 * i], update[2 * i + 1]);
         added[i] = multiply_pairs(kept[i], lower);
     }
-    products_fence();
-    product_register<16, true, 0>(o, kept, descriptor_advance(system, STRIP_PRODUCTS), 1);
-    products_commit();
-    product_register<128, true, 1>(s, added,
-                                   matrix_descriptor(tiles + STRIP_ENDS, STRIP_TILE, 1024), 1);
-    products_commit();
+    wgmma_fence();
+    wgmma_rs<16, true, 0>(o, kept, descriptor_advance(system, STRIP_PRODUCTS), 1);
+    wgmma_commit();
+    wgmma_rs<128, true, 1>(s, added, matrix_descriptor(tiles + STRIP_ENDS, STRIP_TILE, 1024), 1);
+    wgmma_commit();
     load_pairs(slot.numbers + STRIP_OWN + lane % 4 * 2, own);
     const float scale = call.dims.sm_scale;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         update[i] *=
             u.unit[i / 2 % 2] * (1 / CHUNK_INVERSE_ROOM) * (i % 2 ? own[i / 4].y : own[i / 4].x);
-    products_wait<1>();
-    products_arrived(o);
+    wgmma_wait<1>();
+    wgmma_arrived(o);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         o[i] =
@@ -816,8 +817,8 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
         shared_address(values) + (lane % 8 + lane / 16 * 8) * STRIP_V_ROW + lane / 8 % 2 * 16, y);
     __syncwarp();
     write_outputs(call, m, outputs, warp, lane);
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 #else
     __trap();
 #endif
@@ -850,7 +851,7 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
 #pragma unroll 1
         for (int strip = 0; strip < CHUNK_ROWS / STRIP_ROWS; strip++) {
             barrier_wait(m.made(ring.slot), ring.round);
-            products_wait<0>(); /* has no effect, but ptxas knows then that none is under way */
+            wgmma_wait<0>(); /* has no effect, but ptxas knows then that none is under way */
             const strip_outputs outputs = {ring.slot, place.to, place.rows};
             pass_strip(call, m, m.slot(ring.slot), warp, lane, place, outputs, s, u);
             ring.advance(1);
@@ -882,16 +883,16 @@ DEVICE void strips_block(const linear_call &call, char *memory)
         fence_barrier_init();
     }
     __syncthreads();
-    grid_wait(); /* for the list */
+    pdl_wait(); /* for the list */
     turn.part = blockIdx.x, turn.n = 0, turn.work.passed = 0;
     if (!call.chunks.count[1] || !find_head(call, turn.part, turn.work))
         return;
     if (passes == 0) {
-        registers_release<STRIP_READY_REGISTERS>();
+        setmaxnreg_dec<STRIP_READY_REGISTERS>();
         make_strips(call, m, turn, warp, lane);
     } else {
         strip_ring ring = {0, 0};
-        registers_take<STRIP_STATE_REGISTERS>();
+        setmaxnreg_inc<STRIP_STATE_REGISTERS>();
         do
             pass_head(call, turn.work, m, ring, warp, lane);
         while (find_next_head(call, turn.part, turn.work));

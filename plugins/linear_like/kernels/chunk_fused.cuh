@@ -326,14 +326,14 @@ DEVICE void find_left(unsigned v, const float *numbers, int warp, int lane, fuse
 DEVICE void add_updates(state_tile &s, const fused_left &left, unsigned k)
 {
     const unsigned long long b = matrix_descriptor(k, CHUNK_TILE / 2, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_register<128, false, 1>(s, left.whole[i], descriptor_advance(b, i * 2048), 1);
+        wgmma_rs<128, false, 1>(s, left.whole[i], descriptor_advance(b, i * 2048), 1);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_register<128, false, 1>(s, left.rest[i], descriptor_advance(b, i * 2048), 1);
-    products_commit();
+        wgmma_rs<128, false, 1>(s, left.rest[i], descriptor_advance(b, i * 2048), 1);
+    wgmma_commit();
 }
 
 /* The block's state through all of its chunks; returns its decay. The operand is not made while the
@@ -364,8 +364,8 @@ DEVICE float pass_all_rows(const linear_call &call, const states_work &work, con
         for (int i = 0; i < 64; i++)
             s[i] *= decay;
         add_updates(s, left, shared_address(m.k(n)));
-        products_wait<0>();
-        products_arrived(s);
+        wgmma_wait<0>();
+        wgmma_arrived(s);
         m.arrive<fused_memory::read, FUSED_STAGES>(n);
         m.arrive<fused_memory::used, FUSED_GATES>(n);
         if (here && snapshot)
@@ -381,13 +381,12 @@ DEVICE void multiply_keys(const fused_memory &m, int n, float (&sums)[32])
 {
     const unsigned long long a = matrix_descriptor(shared_address(m.q(n)), 16, 1024);
     const unsigned long long b = matrix_descriptor(shared_address(m.k(n)), 16, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        product_shared<64, false, 0>(
-            sums, descriptor_advance(a, i / 4 * (CHUNK_TILE / 2) + i % 4 * 32),
-            descriptor_advance(b, i / 4 * (CHUNK_TILE / 2) + i % 4 * 32), i > 0);
-    products_commit();
+        wgmma_ss<64, false, 0>(sums, descriptor_advance(a, i / 4 * (CHUNK_TILE / 2) + i % 4 * 32),
+                               descriptor_advance(b, i / 4 * (CHUNK_TILE / 2) + i % 4 * 32), i > 0);
+    wgmma_commit();
 }
 
 /* q S, under way. */
@@ -395,31 +394,31 @@ DEVICE void read_state(const fused_memory &m, int n, float (&sums)[32])
 {
     const unsigned long long a = matrix_descriptor(shared_address(m.q(n)), 16, 1024);
     const unsigned long long b = matrix_descriptor(shared_address(m.state(n)), 16, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int part = 0; part < FUSED_PARTS; part++)
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int at = i / 4 * (CHUNK_TILE / 2) + i % 4 * 32;
-            product_shared<64, false, 0>(sums, descriptor_advance(a, at),
-                                         descriptor_advance(b, at + part * CHUNK_TILE),
-                                         part > 0 || i > 0);
+            wgmma_ss<64, false, 0>(sums, descriptor_advance(a, at),
+                                   descriptor_advance(b, at + part * CHUNK_TILE),
+                                   part > 0 || i > 0);
         }
-    products_commit();
+    wgmma_commit();
 }
 
 /* sums += P v, under way. */
 DEVICE void add_values(float (&sums)[32], const fused_left &p, unsigned v)
 {
     const unsigned long long b = matrix_descriptor(v, CHUNK_TILE / 2, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_register<64, false, 1>(sums, p.whole[i], descriptor_advance(b, i * 2048), 1);
+        wgmma_rs<64, false, 1>(sums, p.whole[i], descriptor_advance(b, i * 2048), 1);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        product_register<64, false, 1>(sums, p.rest[i], descriptor_advance(b, i * 2048), 1);
-    products_commit();
+        wgmma_rs<64, false, 1>(sums, p.rest[i], descriptor_advance(b, i * 2048), 1);
+    wgmma_commit();
 }
 
 /* Decayed products of a warp's rows with rows up to their own, as a left operand; `skip` is added to
@@ -547,21 +546,21 @@ DEVICE void write_rows_of(const linear_call &call, const states_work &work, cons
         read_state(m, n, out);
         m.wait<fused_memory::found, FUSED_GATES>(n);
         const float *x = m.numbers(n);
-        products_wait<1>();
-        products_arrived(qk);
+        wgmma_wait<1>();
+        wgmma_arrived(qk);
         find_products(d, qk, x, skip, warp, lane, p);
         const float left[2] = {x[FUSED_Q + 16 * warp + lane / 4],
                                x[FUSED_Q + 16 * warp + lane / 4 + 8]};
-        products_wait<0>();
-        products_arrived(out);
+        wgmma_wait<0>();
+        wgmma_arrived(out);
         m.arrive<fused_memory::taken, FUSED_STATES>(n);
         m.arrive<fused_memory::used, FUSED_GATES>(n);
 #pragma unroll
         for (int i = 0; i < 32; i++)
             out[i] *= left[i % 4 / 2];
         add_values(out, p, shared_address(m.v(n)));
-        products_wait<0>();
-        products_arrived(out);
+        wgmma_wait<0>();
+        wgmma_arrived(out);
         if (place.skips || call.operands.z)
             gate_values(call, m, n, row, chunk.rows, place, warp, lane, out);
         m.arrive<fused_memory::read, FUSED_STAGES>(n);
@@ -625,17 +624,17 @@ DEVICE void fused_block(const linear_call &call, const linear_maps &maps, int fi
     const fused_memory m(memory);
     m.begin(OUTPUTS ? 2 : 1);
     if (group == 0) {
-        registers_take<FUSED_REGISTERS>();
+        setmaxnreg_inc<FUSED_REGISTERS>();
         if constexpr (OUTPUTS)
             pass_states(call, work, m, warp, lane);
         else
             pass_results(call, work, m, warp, lane);
     } else if (group <= FUSED_OUTPUT_GROUPS) {
-        registers_take<FUSED_OUTPUT_REGISTERS>();
+        setmaxnreg_inc<FUSED_OUTPUT_REGISTERS>();
         if constexpr (OUTPUTS)
             write_rows_of(call, work, m, group - 1, warp, lane);
     } else {
-        registers_release<FUSED_COPY_REGISTERS>();
+        setmaxnreg_dec<FUSED_COPY_REGISTERS>();
         if (warp == FUSED_GATE_WARPS)
             copy_all_rows<OUTPUTS>(call, maps, work, m, lane);
         else

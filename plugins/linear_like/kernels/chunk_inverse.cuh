@@ -470,7 +470,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
         multiply_shared<true, 8>(kk, shared_address(m.k), shared_address(m.k));
         sum_head_logs(m, heads, warp, lane);
         wait_product<0>(qk);
-        products_arrived(kk);
+        wgmma_arrived(kk);
     } else {
         multiply_rows_raw(m, heads, warp, lane, qk, kk);
     }

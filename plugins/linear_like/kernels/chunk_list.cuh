@@ -149,7 +149,7 @@ DEVICE void list_block(const linear_call &call)
     const int warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int real = linear_num_real(&call.batch);
     if (chunks.strips)
-        grid_launch_dependents();
+        pdl_launch_dependents();
     for (int s = warp; s < real; s += warps) {
         const linear_sequence sequence = linear_find_sequence(&call.batch, s);
         int count = 0;

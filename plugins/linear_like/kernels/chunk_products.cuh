@@ -88,12 +88,12 @@ DEVICE void multiply_rows(float (&sums)[32], const u32 *a, unsigned tile, bool a
 {
 #if HAS_HOPPER
     const unsigned long long b = matrix_descriptor(tile, 16, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        product_register<64, true, 0>(sums, *(const u32(*)[4])(a + 4 * step),
-                                      descriptor_advance(b, step * 32), add || step > 0);
-    products_commit();
+        wgmma_rs<64, true, 0>(sums, *(const u32(*)[4])(a + 4 * step),
+                              descriptor_advance(b, step * 32), add || step > 0);
+    wgmma_commit();
 #else
     const int lane = threadIdx.x % 32, row = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
 #pragma unroll
@@ -118,11 +118,11 @@ DEVICE void multiply_panels(float (&sums)[32], const u32 (&a)[4][4], unsigned fr
 #if HAS_HOPPER
     const unsigned long long b = matrix_descriptor(from, 16, 256) | 3ull
                                                                         << 62; /* 32-byte swizzle */
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        product_register<64, true, 0>(sums, a[step], descriptor_advance(b, step * 2048), step > 0);
-    products_commit();
+        wgmma_rs<64, true, 0>(sums, a[step], descriptor_advance(b, step * 2048), step > 0);
+    wgmma_commit();
 #else
     __trap();
 #endif
@@ -133,12 +133,11 @@ DEVICE void multiply_panel(float (&sums)[32], const u32 (&a)[4][4], unsigned pan
 {
 #if HAS_HOPPER
     const unsigned long long b = matrix_descriptor(panel, CHUNK_TILE / 2, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        product_register<64, true, 1>(sums, a[step], descriptor_advance(b, step * 2048),
-                                      add || step > 0);
-    products_commit();
+        wgmma_rs<64, true, 1>(sums, a[step], descriptor_advance(b, step * 2048), add || step > 0);
+    wgmma_commit();
 #else
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -159,20 +158,20 @@ DEVICE void multiply_panel(float (&sums)[32], const u32 (&a)[4][4], unsigned pan
 
 /* sums[64 x 64] = a b', of two tiles of rows of 16 * STEPS halves; wait_product() before they are
  * used. */
-template <bool HALF, int STEPS>
+template <bool IS_F16, int STEPS>
 DEVICE void multiply_shared(float (&sums)[32], unsigned a, unsigned b)
 {
 #if HAS_HOPPER
     const unsigned long long left = matrix_descriptor(a, 16, 1024);
     const unsigned long long right = matrix_descriptor(b, 16, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < STEPS; step++) {
         const unsigned at = step / 4 * (CHUNK_TILE / 2) + step % 4 * 32;
-        product_shared<64, HALF, 0>(sums, descriptor_advance(left, at),
-                                    descriptor_advance(right, at), step > 0);
+        wgmma_ss<64, IS_F16, 0>(sums, descriptor_advance(left, at), descriptor_advance(right, at),
+                                step > 0);
     }
-    products_commit();
+    wgmma_commit();
 #else
     __trap();
 #endif
@@ -181,8 +180,8 @@ DEVICE void multiply_shared(float (&sums)[32], unsigned a, unsigned b)
 /* Until at most PENDING of the products that were begun are under way. */
 template <int PENDING> DEVICE void wait_product(float (&sums)[32])
 {
-    products_wait<PENDING>();
-    products_arrived(sums);
+    wgmma_wait<PENDING>();
+    wgmma_arrived(sums);
 }
 
 /* ---- Elements of 16 bits ----------------------------------------------------------------------- */

@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
         if (early)                                                                                 \
-            grid_launch_dependents();                                                              \
+            pdl_launch_dependents();                                                               \
         block(call, first, (char *)chunk_shared);                                                  \
     }
 

@@ -8,8 +8,8 @@
     {                                                                                              \
         extern __shared__ float4 chunk_shared[];                                                   \
         if (CHUNK_ONE_DECAY(rule)) {                                                               \
-            grid_launch_dependents();                                                              \
-            grid_wait();                                                                           \
+            pdl_launch_dependents();                                                               \
+            pdl_wait();                                                                            \
         }                                                                                          \
         block<rule, exact>(call, first, (char *)chunk_shared);                                     \
     }

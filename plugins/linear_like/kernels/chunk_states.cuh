@@ -177,7 +177,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
 {
     const int slices = count_slices(call.dims), lane = threadIdx.x % 32;
     const int warp = find_warp();
-    /* The same in all lanes, and told so to the compiler. */
+    /* The same in all lanes; the shuffle shows it to the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     unsigned part = blockIdx.x;
     states_work work;
@@ -189,12 +189,12 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     begin_values<RULE>(m);
     begin_barriers<RULE>(m.barriers, CHUNK_STATE_WARPS);
     if (group == 0) {
-        registers_take<240>();
+        setmaxnreg_inc<240>();
         do
             pass_chunks<RULE, EXACT>(call, work, m, warp, lane);
         while (CHUNK_IN_TURN(RULE) && find_next<RULE>(call, first, slices, part, work));
     } else if (group == 1) {
-        registers_take<240>();
+        setmaxnreg_inc<240>();
         do
             if constexpr (RULE >= CHUNK_INVERSE)
                 write_turns<RULE>(call, work, m, warp, lane);
@@ -202,7 +202,7 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
                 write_chunks<RULE>(call, work, m, warp, lane);
         while (CHUNK_IN_TURN(RULE) && find_next<RULE>(call, first, slices, part, work));
     } else {
-        registers_release<24>();
+        setmaxnreg_dec<24>();
         do
             if (warp < 2)
                 copy_chunks<RULE>(call, work, m, warp);
@@ -230,7 +230,7 @@ DEVICE void whole_block(const linear_call &call, int first, char *memory)
     const states_memory<RULE> m(memory, warp);
     begin_barriers<RULE>(m.barriers, (1 + wide) * CHUNK_STATE_WARPS);
     if (group < 2) {
-        registers_take<240>();
+        setmaxnreg_inc<240>();
         if (group > wide)
             return;
         do {
@@ -239,7 +239,7 @@ DEVICE void whole_block(const linear_call &call, int first, char *memory)
             pass_part<RULE>(call, mine, m, group, warp, lane);
         } while (find_next<RULE>(call, first, slices, part, work));
     } else {
-        registers_release<24>();
+        setmaxnreg_dec<24>();
         do
             if (warp < 2)
                 copy_chunks<RULE>(call, work, m, warp);
@@ -275,16 +275,16 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
         begin_values<RULE>(m);
     begin_barriers<RULE>(m.barriers, (values + matrix) * CHUNK_STATE_WARPS);
     if (group == 0) {
-        registers_take<240>();
+        setmaxnreg_inc<240>();
         if (values)
             pass_alone<RULE, EXACT>(call, work, m, warp, lane);
     } else if (group == 1) {
-        registers_take<240>();
+        setmaxnreg_inc<240>();
         if constexpr (RULE)
             if (matrix)
                 pass_matrix<RULE>(call, work, m, part, warp, lane);
     } else {
-        registers_release<24>();
+        setmaxnreg_dec<24>();
         if (warp == 0)
             copy_chunks<RULE>(call, work, m, RING_STATE);
         else if (RULE >= CHUNK_INVERSE && warp == 2)

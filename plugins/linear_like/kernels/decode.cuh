@@ -410,8 +410,8 @@ DEVICE void decode_block(const decode_call &call, int first, int count)
     const int columns = STEPS_COLUMNS(blockDim.x / 32, (decode_state<VK, BF16>::values));
     const int head = blockIdx.y, s = first + blockIdx.z;
     char *shared = (char *)decode_shared;
-    grid_wait();
-    grid_launch_dependents();
+    pdl_wait();
+    pdl_launch_dependents();
     if (blockIdx.z >= count) {
         linear_clear_padding(&call, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
         return;

@@ -420,8 +420,8 @@ template <bool VK, int SIZE, bool SLICE> DEVICE bool begin_block(heads_block &b,
     const i64 before = ((i64)blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     if (!is_padding && before * b.bytes < b.call.prefetched)
         prefetch_block<VK, SIZE, SLICE>(b.call, b.index, b.columns);
-    grid_wait();
-    grid_launch_dependents();
+    pdl_wait();
+    pdl_launch_dependents();
     if (is_padding) {
         linear_clear_padding(&b.call, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
         return false;

@@ -119,7 +119,7 @@ DEVICE void write_chunk(const linear_call &call, const states_memory<RULE> &m, i
         named_arrive(HANDED_TAKEN, 64 * CHUNK_STATE_WARPS);
     multiply_rows(added, x.at[0], shared_address(stage + at::products), false);
     wait_product<0>(read);
-    products_arrived(added);
+    wgmma_arrived(added);
     if (HAS_HOPPER && RULE && !o.z) {
         write_turned<RULE>(call, (char *)m.turn, numbers, read, added, s.times, x, row, rows, place,
                            lane);

@@ -63,9 +63,9 @@ DEVICE void gate_outputs(const linear_call &call, int row, int rows, const outpu
         if (below < rows && value < d.v_dim)
             z = *(const u32 *)(o.z + (i64)(row + below) * o.z_row + place.head * o.z_head +
                                value * 2);
-        const bool half = d.dtype == ELEMENT_F16;
-        x[2 * n] *= linear_fast_silu(half ? half_low(z) : bits_f32(z << 16));
-        x[2 * n + 1] *= linear_fast_silu(half ? half_high(z) : bits_f32(z & 0xffff0000));
+        const bool is_f16 = d.dtype == ELEMENT_F16;
+        x[2 * n] *= linear_fast_silu(is_f16 ? half_low(z) : bits_f32(z << 16));
+        x[2 * n + 1] *= linear_fast_silu(is_f16 ? half_high(z) : bits_f32(z & 0xffff0000));
     }
 }
 
@@ -134,7 +134,7 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
             updates + tile_offset(16 * pair + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2),
             x[pair]);
     wait_product<0>(of[1]);
-    products_arrived(of[0]);
+    wgmma_arrived(of[0]);
     scale_read(m.scales(turn), lane, of[0]);
     combine_outputs((const float *)(stage + at::output_numbers), m.scales(turn) + 64, of[1], x,
                     warp, lane, of[0]);

@@ -84,20 +84,20 @@ template <bool SPLIT> struct convolve_channels {
     }
 };
 
-template <bool HALF> DEVICE void unpack(uint4 from, float (&x)[NUMBER])
+template <bool IS_F16> DEVICE void unpack(uint4 from, float (&x)[NUMBER])
 {
     const u32 words[NUMBER / 2] = {from.x, from.y, from.z, from.w};
 #pragma unroll
     for (int i = 0; i < NUMBER / 2; i++) {
-        x[2 * i] = HALF ? half_low(words[i]) : bits_f32(words[i] << 16);
-        x[2 * i + 1] = HALF ? half_high(words[i]) : bits_f32(words[i] & 0xffff0000);
+        x[2 * i] = IS_F16 ? half_low(words[i]) : bits_f32(words[i] << 16);
+        x[2 * i + 1] = IS_F16 ? half_high(words[i]) : bits_f32(words[i] & 0xffff0000);
     }
 }
 
-template <bool HALF> DEVICE uint4 pack(const float (&x)[NUMBER])
+template <bool IS_F16> DEVICE uint4 pack(const float (&x)[NUMBER])
 {
-    return make_uint4(pack_pair<HALF>(x[0], x[1]), pack_pair<HALF>(x[2], x[3]),
-                      pack_pair<HALF>(x[4], x[5]), pack_pair<HALF>(x[6], x[7]));
+    return make_uint4(pack_pair<IS_F16>(x[0], x[1]), pack_pair<IS_F16>(x[2], x[3]),
+                      pack_pair<IS_F16>(x[4], x[5]), pack_pair<IS_F16>(x[6], x[7]));
 }
 
 /* For results of 16 bits, which these instructions' errors, of 2^-21, are far below. */
@@ -114,13 +114,13 @@ struct convolve_weights {
 };
 
 /* `there`: the thread has channels; else all weights are 0. */
-template <bool HALF, bool SPLIT>
+template <bool IS_F16, bool SPLIT>
 DEVICE void load_weights(const linear_call &call, const convolve_channels<SPLIT> &c, bool there,
                          convolve_weights &to)
 {
     const linear_dims &d = call.dims;
     const linear_operands &o = call.operands;
-    const int dtype = HALF ? ELEMENT_F16 : ELEMENT_BF16;
+    const int dtype = IS_F16 ? ELEMENT_F16 : ELEMENT_BF16;
 #pragma unroll
     for (int i = 0; i < NUMBER; i++) {
         to.bias[i] = there && o.bias ? element_load(dtype, o.bias, c.at(i)) : 0;
@@ -132,7 +132,7 @@ DEVICE void load_weights(const linear_call &call, const convolve_channels<SPLIT>
 #pragma unroll
         for (int n = 0; n < NUMBER; n += 2) {
             float x[NUMBER];
-            unpack<HALF>(*(const uint4 *)(o.weight + c.at(n) * (2 * TAPS)), x);
+            unpack<IS_F16>(*(const uint4 *)(o.weight + c.at(n) * (2 * TAPS)), x);
 #pragma unroll
             for (int i = 0; i < NUMBER; i++)
                 to.taps[i % TAPS][n + i / TAPS] = x[i];
@@ -149,7 +149,7 @@ DEVICE void load_weights(const linear_call &call, const convolve_channels<SPLIT>
 }
 
 /* The inputs before row `t` of a sequence, each where convolve_run() looks for it. */
-template <bool HALF, bool SPLIT>
+template <bool IS_F16, bool SPLIT>
 DEVICE void load_before(const linear_call &call, const linear_sequence &sequence, int t,
                         const convolve_channels<SPLIT> &c, float (&window)[TAPS][NUMBER])
 {
@@ -158,7 +158,8 @@ DEVICE void load_before(const linear_call &call, const linear_sequence &sequence
     for (int w = 1; w < TAPS; w++) {
         const int at = t - (TAPS - w);
         if (at >= 0)
-            unpack<HALF>(c.load(o.mixed + (i64)(sequence.first_row + at) * o.mixed_row), window[w]);
+            unpack<IS_F16>(c.load(o.mixed + (i64)(sequence.first_row + at) * o.mixed_row),
+                           window[w]);
         else
 #pragma unroll
             for (int i = 0; i < NUMBER; i++)
@@ -171,7 +172,7 @@ DEVICE void load_before(const linear_call &call, const linear_sequence &sequence
  * the thread is not `there`. Inputs of AHEAD rows wait for memory together, with all that comes before
  * them, and one more is asked for as soon as one is there. PAIRS: a last row with an even number has one after it,
  * of which nothing is known. */
-template <bool HALF, bool PAIRS = false, bool SPLIT, typename GIVE>
+template <bool IS_F16, bool PAIRS = false, bool SPLIT, typename GIVE>
 DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequence, int t, int rows,
                          const convolve_channels<SPLIT> &c, bool there, GIVE give)
 {
@@ -184,8 +185,8 @@ DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequenc
     for (int i = 0; i < AHEAD; i++)
         if (i < rows)
             ahead[i] = c.load(from + i * apart);
-    load_weights<HALF>(call, c, there, weights);
-    load_before<HALF>(call, sequence, t, c, window);
+    load_weights<IS_F16>(call, c, there, weights);
+    load_before<IS_F16>(call, sequence, t, c, window);
     from += AHEAD * apart;
 #pragma unroll 1
     for (int first = 0; first < rows; first += AHEAD) {
@@ -194,7 +195,7 @@ DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequenc
             float x[NUMBER];
             if (!(PAIRS && i % 2) && first + i >= rows)
                 return;
-            unpack<HALF>(ahead[i], window[i % TAPS]);
+            unpack<IS_F16>(ahead[i], window[i % TAPS]);
             if (first + i + AHEAD < rows)
                 ahead[i] = c.load(from);
             from += apart;
@@ -213,7 +214,7 @@ DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequenc
 /* ---- A convolution alone --------------------------------------------------------------------- */
 
 /* Rows [row, end) of the batch, whatever sequences they are of. */
-template <bool HALF, bool GATED>
+template <bool IS_F16, bool GATED>
 DEVICE void convolve_rows(const linear_call &call, int row, int end, int c)
 {
     const linear_operands &o = call.operands;
@@ -229,26 +230,26 @@ DEVICE void convolve_rows(const linear_call &call, int row, int end, int c)
         const char *z = o.z + row * o.z_row + head * o.z_head + element * 2;
         if (count <= 0)
             continue;
-        convolve_run<HALF>(call, sequence, row - sequence.first_row, count, channels, true,
-                           [&](int r, float(&x)[NUMBER]) {
-                               float gate[NUMBER];
-                               if (GATED)
-                                   unpack<HALF>(*(const uint4 *)(z + r * o.z_row), gate);
-                               if (smooth)
+        convolve_run<IS_F16>(call, sequence, row - sequence.first_row, count, channels, true,
+                             [&](int r, float(&x)[NUMBER]) {
+                                 float gate[NUMBER];
+                                 if (GATED)
+                                     unpack<IS_F16>(*(const uint4 *)(z + r * o.z_row), gate);
+                                 if (smooth)
 #pragma unroll
-                                   for (int i = 0; i < NUMBER; i++)
-                                       x[i] = fast_silu(x[i]);
+                                     for (int i = 0; i < NUMBER; i++)
+                                         x[i] = fast_silu(x[i]);
 #pragma unroll
-                               for (int i = 0; GATED && i < NUMBER; i++)
-                                   x[i] *= fast_silu(gate[i]);
-                               *(uint4 *)(out + r * o.out_row) = pack<HALF>(x);
-                           });
+                                 for (int i = 0; GATED && i < NUMBER; i++)
+                                     x[i] *= fast_silu(gate[i]);
+                                 *(uint4 *)(out + r * o.out_row) = pack<IS_F16>(x);
+                             });
         row += count;
     }
 }
 
 /* Blocks as those of linear_convolve. */
-template <bool HALF> DEVICE void convolve_block(const linear_call &call, int rows)
+template <bool IS_F16> DEVICE void convolve_block(const linear_call &call, int rows)
 {
     const int threads = call.dims.channels / NUMBER;
     const int blocks = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS;
@@ -259,9 +260,9 @@ template <bool HALF> DEVICE void convolve_block(const linear_call &call, int row
     if (thread >= threads || row >= pad)
         return;
     if (call.operands.z)
-        convolve_rows<HALF, true>(call, row, int_min(row + rows, pad), thread * NUMBER);
+        convolve_rows<IS_F16, true>(call, row, int_min(row + rows, pad), thread * NUMBER);
     else
-        convolve_rows<HALF, false>(call, row, int_min(row + rows, pad), thread * NUMBER);
+        convolve_rows<IS_F16, false>(call, row, int_min(row + rows, pad), thread * NUMBER);
 }
 
 /* One 16-bit type for all, whole and aligned vectors of channels. */
@@ -543,7 +544,7 @@ extern "C" __global__ void __launch_bounds__(FINISH_THREADS)
         call.dims.width > 1 ? (call.dims.channels + FINISH_THREADS - 1) / FINISH_THREADS : 0;
     const int blocks = gridDim.x - pad_blocks;
     const int block = blockIdx.x;
-    grid_wait();
+    pdl_wait();
     if (block >= blocks) {
         linear_clear_padding(&call, block - blocks, pad_blocks);
         return;

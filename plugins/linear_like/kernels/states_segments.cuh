@@ -56,7 +56,7 @@ DEVICE void pass_segment(const states_memory<RULE> &m, const float *numbers, int
     multiply_panel(high, first, left + CHUNK_TILE / 2, true);
     multiply_panel(high, second, left + CHUNK_TILE * 3 / 2, true);
     wait_product<0>(low);
-    products_arrived(high);
+    wgmma_arrived(high);
     m.free(0, n);
     m.free(0, n + 1);
 #pragma unroll

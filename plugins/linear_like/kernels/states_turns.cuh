@@ -9,11 +9,11 @@
 
 #include "plugins/linear_like/kernels/states_exact.cuh"
 
-/* The larger of magnitudes of two numbers each, the first of which have no sign. HALF: fp16, not bf16. */
-template <bool HALF> DEVICE u32 larger_magnitudes(u32 x, u32 y)
+/* The larger of magnitudes of two numbers each, the first of which have no sign. IS_F16: else bf16. */
+template <bool IS_F16> DEVICE u32 larger_magnitudes(u32 x, u32 y)
 {
     u32 z;
-    if constexpr (!HALF)
+    if constexpr (!IS_F16)
         asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
     else
         asm("{ .reg .b32 m; abs.f16x2 m, %2; max.f16x2 %0, %1, m; }" : "=r"(z) : "r"(x), "r"(y));
@@ -93,7 +93,7 @@ DEVICE void find_units(const left_operand<16> &held, const float (&value)[2], fl
 }
 
 /* Rows of v, turned, and the largest magnitude of each. `v`: the warp's. */
-DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[2], bool half)
+DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[2], bool is_f16)
 {
     const unsigned from = v + (lane % 8 + lane / 16 * 8) * CHUNK_V_ROW + lane / 8 % 2 * 16;
     const u32 magnitude = 0x7fff7fff;
@@ -108,12 +108,12 @@ DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[
 #pragma unroll
     for (int i = 0; i < 2; i++)
         largest[i] =
-            largest_of_row(half ? fmaxf(half_low(most[i]), half_high(most[i]))
-                                : fmaxf(bits_f32(most[i] << 16), bits_f32(most[i] & 0xffff0000)));
+            largest_of_row(is_f16 ? fmaxf(half_low(most[i]), half_high(most[i]))
+                                  : fmaxf(bits_f32(most[i] << 16), bits_f32(most[i] & 0xffff0000)));
 }
 
-/* v of the right side. HALF: it is fp16, times numbers of its rows. */
-template <bool HALF>
+/* v of the right side. IS_F16: times numbers of its rows. */
+template <bool IS_F16>
 DEVICE void scale_values(const u32 (&v)[4][4], const float *numbers, const float (&times)[2],
                          int lane, float (&y)[32])
 {
@@ -123,7 +123,7 @@ DEVICE void scale_values(const u32 (&v)[4][4], const float *numbers, const float
         up[i] = f32_bits(times[i]) | f32_bits(times[i]) >> 16; /* a power of two, twice */
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        if constexpr (HALF) {
+        if constexpr (IS_F16) {
             const float2 of = *(const float2 *)(numbers + NUMBERS_U + 8 * (i / 2) + lane % 4 * 2);
             y[2 * i] = half_low(v[i / 4][i % 4]) * (of.x * times[i % 2]);
             y[2 * i + 1] = half_high(v[i / 4][i % 4]) * (of.y * times[i % 2]);
@@ -164,11 +164,11 @@ DEVICE void write_handed(unsigned to, const left_operand<COUNT> &x, float *scale
 DEVICE void multiply_keys(state_tile &s, const u32 (&a)[4][4], unsigned tile)
 {
     const unsigned long long b = matrix_descriptor(tile, CHUNK_TILE / 2, 1024);
-    products_fence();
+    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; step++)
-        product_register<128, true, 1>(s, a[step], descriptor_advance(b, step * 2048), 1);
-    products_commit();
+        wgmma_rs<128, true, 1>(s, a[step], descriptor_advance(b, step * 2048), 1);
+    wgmma_commit();
 }
 
 /* Updates as an operand: KDA's keys are times CHANNELS_UP, of which a product of pairs is cheaper than of sums. */
@@ -213,7 +213,7 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
 {
 #if HAS_HOPPER
     typedef states_memory<RULE> at;
-    constexpr bool half = CHUNK_HAS_TILES(RULE), channels = CHUNK_BY_CHANNELS(RULE);
+    constexpr bool is_f16 = CHUNK_HAS_TILES(RULE), channels = CHUNK_BY_CHANNELS(RULE);
     const int place = n % 2;
     const float *numbers = (const float *)(stage + at::state_numbers);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0), k = from + at::k;
@@ -240,20 +240,20 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     if constexpr (channels)
         decay_channels(numbers, lane, s);
     if constexpr (PASS != PASS_MATRIX)
-        load_values(from + at::state_u + warp * (CHUNK_PANEL * 2), lane, v, value, half);
-    if constexpr (half) {
+        load_values(from + at::state_u + warp * (CHUNK_PANEL * 2), lane, v, value, is_f16);
+    if constexpr (is_f16) {
         const float most =
             channels ? largest_number(numbers + NUMBERS_U, lane) : numbers[NUMBERS_MOST];
         value[0] *= most, value[1] *= most;
     }
     find_units(held, value, channels ? 1 : numbers[NUMBERS_DECAY], unit, units);
     if constexpr (PASS != PASS_MATRIX)
-        scale_values<half>(v, numbers, units.side, lane, y);
+        scale_values<is_f16>(v, numbers, units.side, lane, y);
     if constexpr (!channels)
         spread_numbers(numbers + NUMBERS_W, units.held, lane, by);
-    products_arrived(y);
+    wgmma_arrived(y);
     if constexpr (!channels)
-        products_arrived(by);
+        wgmma_arrived(by);
     wait_product<0>(x);
 #pragma unroll
     for (int i = 0; i < 32; i++)
@@ -269,7 +269,7 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] *= units.state[i % 4 / 2];
-    products_arrived(s);
+    wgmma_arrived(s);
     wait_product<0>(x);
     if constexpr (channels) {
         pack_left<0, 8, 8>(x, one, kept);
@@ -289,8 +289,8 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
                      warp, lane);
         named_arrive(TURN_UPDATES + place, 64 * CHUNK_STATE_WARPS);
     }
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
     if constexpr (channels)
         m.free(RING_UPDATES, n);
 #else

@@ -84,7 +84,7 @@ DEVICE void pass_whole(const linear_call &call, const states_memory<RULE> &m, in
 {
 #if HAS_HOPPER
     typedef states_memory<RULE> at;
-    constexpr bool half = CHUNK_HAS_TILES(RULE);
+    constexpr bool is_f16 = CHUNK_HAS_TILES(RULE);
     char *const stage = m.stage(RING_STATE, n + lead);
     const float *numbers = (const float *)(stage + at::state_numbers);
     char *const values =
@@ -109,22 +109,22 @@ DEVICE void pass_whole(const linear_call &call, const states_memory<RULE> &m, in
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] *= i % 2 ? decays[i / 4].y : decays[i / 4].x;
-    load_values(shared_address(values), lane, v, value, half);
-    if constexpr (half) {
+    load_values(shared_address(values), lane, v, value, is_f16);
+    if constexpr (is_f16) {
         const float most = largest_number(numbers + NUMBERS_U, lane);
         value[0] *= most, value[1] *= most;
     }
     find_units(held, value, 1, unit, units);
-    if constexpr (!half)
+    if constexpr (!is_f16)
         scale_pairs(units.side, v);
     wait_product<2>(x);
-    if constexpr (half)
-        scale_values<half>(v, numbers, units.side, lane, y);
+    if constexpr (is_f16)
+        scale_values<is_f16>(v, numbers, units.side, lane, y);
     const float by[2] = {units.held[0] * (1 / CHANNELS_UP), units.held[1] * (1 / CHANNELS_UP)};
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         const u32 pair = v[i / 8][i / 2 % 4];
-        const float of = half ? y[i] : bits_f32(i % 2 ? pair & 0xffff0000 : pair << 16);
+        const float of = is_f16 ? y[i] : bits_f32(i % 2 ? pair & 0xffff0000 : pair << 16);
         x[i] = of - x[i] * by[i / 2 % 2];
     }
     pack_left<0, 8, 8>(x, one, side);
@@ -132,9 +132,9 @@ DEVICE void pass_whole(const linear_call &call, const states_memory<RULE> &m, in
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] *= units.state[i % 4 / 2];
-    products_arrived(s);
+    wgmma_arrived(s);
     wait_product<0>(x);
-    products_arrived(o);
+    wgmma_arrived(o);
     pack_left<0, 8, 8>(x, one, kept);
     lower_updates(kept, added);
 #pragma unroll
@@ -150,7 +150,7 @@ DEVICE void pass_whole(const linear_call &call, const states_memory<RULE> &m, in
         x[i] *= units.kept[i / 2 % 2] * (i % 2 ? own[i / 4].y : own[i / 4].x);
     const float by_kept[2] = {units.kept[0] * (scale / PRODUCTS_ROOM),
                               units.kept[1] * (scale / PRODUCTS_ROOM)};
-    products_arrived(x);
+    wgmma_arrived(x);
     wait_product<1>(o);
 #pragma unroll
     for (int i = 0; i < 32; i++)
@@ -158,8 +158,8 @@ DEVICE void pass_whole(const linear_call &call, const states_memory<RULE> &m, in
     if (call.operands.z)
         gate_whole(call, place, lane, o);
     store_whole(call, values, o, place, lane);
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 #else
     __trap();
 #endif

@@ -157,7 +157,7 @@ DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, in
     m.task(n) = task;
     barrier_arrive(m.barrier(WIDE_TASK, n));
     if (n == 0)
-        grid_wait();
+        pdl_wait();
     if (!there)
         return false;
     const int index = walk.work.from - first, key = task.head / d.ratio;
@@ -332,7 +332,7 @@ DEVICE void scale_wide(const float2 (&left)[8], const float (&held)[2], float (&
 }
 
 /* Rows of v, turned, and the largest magnitude of each, of a panel of a tile. */
-template <bool HALF>
+template <bool IS_F16>
 DEVICE void load_wide_values(unsigned v, int warp, int lane, u32 (&to)[4][4], float (&largest)[2])
 {
     const unsigned from = v + tile_offset(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2);
@@ -342,13 +342,13 @@ DEVICE void load_wide_values(unsigned v, int warp, int lane, u32 (&to)[4][4], fl
         load_matrices_turned(from + pair * 2048, to[pair]);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            most[i % 2] = larger_magnitudes<HALF>(most[i % 2], to[pair][i]);
+            most[i % 2] = larger_magnitudes<IS_F16>(most[i % 2], to[pair][i]);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
         largest[i] = largest_of_row(
-            HALF ? fmaxf(half_low(most[i]), half_high(most[i]))
-                 : fmaxf(fabsf(bits_f32(most[i] << 16)), fabsf(bits_f32(most[i] & 0xffff0000))));
+            IS_F16 ? fmaxf(half_low(most[i]), half_high(most[i]))
+                   : fmaxf(fabsf(bits_f32(most[i] << 16)), fabsf(bits_f32(most[i] & 0xffff0000))));
 }
 
 /* Numbers of a lane's rows: two of each eight. */
@@ -359,8 +359,8 @@ DEVICE void load_pairs(const float *numbers, int lane, float2 (&to)[8])
         to[n] = *(const float2 *)(numbers + 8 * n + lane % 4 * 2);
 }
 
-/* The right side of T, from v and what the state gives for k. HALF: v is times `more`. */
-template <bool HALF>
+/* The right side of T, from v and what the state gives for k. IS_F16: v is times `more`. */
+template <bool IS_F16>
 DEVICE void find_side(const u32 (&v)[4][4], const float2 (&numbers)[8], const float2 (&more)[8],
                       const turn_units &units, const float (&x)[32], left_operand<8> &to)
 {
@@ -375,7 +375,7 @@ DEVICE void find_side(const u32 (&v)[4][4], const float2 (&numbers)[8], const fl
         for (int i = 0; i < 2; i++) {
             const u32 two = v[n / 2][n % 2 * 2 + i];
             float y[2];
-            if constexpr (HALF) {
+            if constexpr (IS_F16) {
                 y[0] = half_low(two) * (of.x * units.side[i]);
                 y[1] = half_high(two) * (of.y * units.side[i]);
             } else {
@@ -397,7 +397,7 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
 {
 #if HAS_HOPPER
     typedef wide_memory at;
-    constexpr bool half = CHUNK_HAS_TILES(RULE);
+    constexpr bool is_f16 = CHUNK_HAS_TILES(RULE);
     const char *stage = m.stage(n);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0);
     const float *numbers = (const float *)(stage + at::numbers);
@@ -414,25 +414,25 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
     multiply_rows(x, held.at[4], from + at::k + CHUNK_TILE / 2, true);
     multiply_rows(read, held.at[0], from + at::q, false);
     multiply_rows(read, held.at[4], from + at::q + CHUNK_TILE / 2, true);
-    load_wide_values<half>(from + at::values + group * (CHUNK_TILE / 2), warp, lane, v, value);
-    if constexpr (half)
+    load_wide_values<is_f16>(from + at::values + group * (CHUNK_TILE / 2), warp, lane, v, value);
+    if constexpr (is_f16)
         value[0] *= numbers[NUMBERS_MOST], value[1] *= numbers[NUMBERS_MOST];
     find_units(held, value, numbers[NUMBERS_DECAY], unit, units);
     load_pairs(numbers + NUMBERS_W, lane, keys);
-    load_pairs(numbers + (half ? NUMBERS_U : NUMBERS_W), lane, left);
-    products_wait<2>();
-    products_arrived(x);
-    find_side<half>(v, keys, left, units, x, side);
+    load_pairs(numbers + (is_f16 ? NUMBERS_U : NUMBERS_W), lane, left);
+    wgmma_wait<2>();
+    wgmma_arrived(x);
+    find_side<is_f16>(v, keys, left, units, x, side);
     multiply_panels(x, side.at, from + at::inverse);
 #pragma unroll
     for (int i = 0; i < 64; i++)
         s[i] *= units.state[i % 4 / 2];
-    products_arrived(s);
+    wgmma_arrived(s);
     load_pairs(numbers + NUMBERS_K, lane, keys);
     load_pairs(numbers + NUMBERS_Q, lane, left);
-    products_wait<0>();
-    products_arrived(x);
-    products_arrived(read);
+    wgmma_wait<0>();
+    wgmma_arrived(x);
+    wgmma_arrived(read);
     pack_left<0, 8, 8>(x, one, kept);
     kept.times[0] = units.kept[0], kept.times[1] = units.kept[1];
     multiply_panels(given, kept.at, from + at::products);
@@ -444,13 +444,13 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
     scale_wide(left, before, read);
     load_pairs(numbers + NUMBERS_OWN(true), lane, keys);
     const float p = numbers[NUMBERS_P];
-    products_wait<1>();
-    products_arrived(given);
+    wgmma_wait<1>();
+    wgmma_arrived(given);
     named_sync(WIDE_READ + group, WIDE_BOTH);
     turn_wide(keys, p, kept, given, read, turn, warp, lane);
     named_arrive(WIDE_THERE + group, WIDE_BOTH);
-    products_wait<0>();
-    products_arrived(s);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
 #else
     __trap();
 #endif
@@ -542,15 +542,15 @@ DEVICE void wide_block(const linear_call &call, const linear_wide_maps &maps, in
     const int lane = threadIdx.x % 32, warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const wide_memory m(memory);
-    grid_launch_dependents();
+    pdl_launch_dependents();
     if (blockIdx.x == 0 && threadIdx.x == 0)
         call.chunks.count[3 - first / call.chunks.window % 2] = 0;
     m.begin(CHUNK_HAS_TILES(RULE));
     if (group < 2) {
-        registers_take<CHUNK_HAS_TILES(RULE) ? 232 : 224>();
+        setmaxnreg_inc<CHUNK_HAS_TILES(RULE) ? 232 : 224>();
         pass_all_wide<RULE>(call, first, m, group, warp, lane);
     } else {
-        registers_release<CHUNK_HAS_TILES(RULE) ? 40 : 56>();
+        setmaxnreg_dec<CHUNK_HAS_TILES(RULE) ? 40 : 56>();
         fetch_all_wide<RULE>(call, maps, first, m, warp);
     }
 }

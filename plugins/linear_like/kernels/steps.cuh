@@ -265,14 +265,14 @@ DEVICE void steps_block(const linear_call &call)
     const int slices = (call.dims.v_dim + columns - 1) / columns;
     const int slice = blockIdx.x % slices, rest = blockIdx.x / slices;
     const int head = rest % call.dims.v_heads, s = rest / call.dims.v_heads;
-    grid_launch_dependents();
+    pdl_launch_dependents();
     /* The list of chunks, if there is one, was complete before the preceding launch began. */
     if (s >= linear_num_real(&call.batch) || linear_is_chunked(&call, s)) {
         if (blockIdx.x == 0)
-            grid_wait();
+            pdl_wait();
         return;
     }
-    grid_wait();
+    pdl_wait();
     const linear_sequence sequence = linear_find_sequence(&call.batch, s);
     steps<MODE, KEYS, VALUES, VK, BF16, ROWS>(call, sequence, head, slice * columns, columns,
                                               (float *)steps_shared);
