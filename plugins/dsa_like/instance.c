@@ -122,6 +122,8 @@ static attn_status create_attend(attn_instance *made, const attn_problem *proble
     attn_status status = flashmla_like_type.create(&flashmla_like_type, list, made->num_groups,
                                                    options, made->services, &made->attend, error);
     made->services->release(made->services->ctx, ATTN_SPACE_HOST, poses);
+    if (status == ATTN_OK)
+        flashmla_like_let_shrink(made->attend); /* to what a layer's lists have */
     if (status == ATTN_OK && needs & ATTN_NOTE_BATCH_INVARIANT)
         flashmla_like_keep_whole(made->attend);
     return status;

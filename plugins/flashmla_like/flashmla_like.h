@@ -32,7 +32,8 @@ struct attn_instance {
     cuda_facts facts;
     cuda_module module;
     cuda_function plan, merge, attend[FM_LATENTS][FM_KERNELS];
-    int whole; /* no unit is divided: type.h */
+    int whole;   /* no unit is divided: type.h */
+    int shrinks; /* kv_lens become less: type.h */
     int fixed; /* BATCH_INVARIANT: tiles of a part, as kernel and division depend on the sequence alone; 0 = else */
     uint32_t num_groups;
     cuda_group *groups; /* one KV head; layers lie after them */

@@ -16,6 +16,11 @@ void flashmla_like_keep_whole(attn_instance *instance)
     instance->whole = 1;
 }
 
+void flashmla_like_let_shrink(attn_instance *instance)
+{
+    instance->shrinks = 1;
+}
+
 void fm_destroy(attn_instance *instance)
 {
     if (!instance)

@@ -248,6 +248,7 @@ void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call)
     call->whole = instance->whole || instance->fixed;
     call->fixed = shape.fixed;
     call->part = instance->fixed;
+    call->shrinks = instance->shrinks;
 }
 
 attn_status fm_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,

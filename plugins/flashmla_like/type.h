@@ -13,4 +13,8 @@ extern const attn_backend_type flashmla_like_type;
  * depend on no other sequence. */
 void flashmla_like_keep_whole(attn_instance *instance);
 
+/* kv_lens of batches planned from now on may become less on the device before each forward. Such batches have q_indptr,
+ * one query in each sequence, and no new latents. */
+void flashmla_like_let_shrink(attn_instance *instance);
+
 #endif /* FLASHMLA_LIKE_TYPE_H */

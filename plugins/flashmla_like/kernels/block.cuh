@@ -138,6 +138,8 @@ DEVICE void walk_read(mla_walk &w)
 DEVICE void walk_sequence(const mla_call &c, const mla_walk &w, index_sequence *q)
 {
     *q = w.at->q;
+    if (c.shrinks)
+        q->kv_len = index_int(c.batch.kv_lens, q->first_row - index_int(c.batch.q_indptr, 0));
     q->first_new = c.operands.k ? q->first_new : q->kv_len;
 }
 

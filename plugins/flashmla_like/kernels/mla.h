@@ -173,10 +173,11 @@ typedef struct mla_call {
     int out_f32; /* 1 = the output is fp32, else bf16 */
     float sm_scale;
     float q_scale, q_pe_scale;
-    int boxed; /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
-    int whole; /* 1 = no cut divides a unit, however long it is */
-    int fixed; /* ranges after those of the line, each with one part of a unit; 0 = none */
-    int part;  /* tiles of such a part */
+    int boxed;   /* 1 = `maps` are there: pages are copied by boxes of MLA_BOX latents */
+    int whole;   /* 1 = no cut divides a unit, however long it is */
+    int fixed;   /* ranges after those of the line, each with one part of a unit; 0 = none */
+    int part;    /* tiles of such a part */
+    int shrinks; /* 1 = kv_lens may be less by now than the plan's; each sequence has one query */
     mla_map maps
         [2]; /* {dim, latent of a page, page, 1} of c_kv and k_pe; queries of e4m3: the first, of both */
 } mla_call;
