@@ -93,8 +93,8 @@ struct strip_ring {
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* Part `part` of a launch, a head of a sequence, or the block's next one that goes by chunks. Blocks take parts forth
- * and back, so that each has long sequences and short ones. */
+/* Part `part` of a launch, a head of a sequence, or the block's next one that goes by chunks. Blocks take parts back
+ * and forth, so that each has long sequences and short ones. */
 DEVICE bool find_head(const linear_call &call, unsigned &part, states_work &work)
 {
     const unsigned heads = call.dims.v_heads, parts = linear_num_real(&call.batch) * heads;

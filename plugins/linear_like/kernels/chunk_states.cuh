@@ -157,7 +157,7 @@ DEVICE bool find_part(const linear_call &call, int first, int slices, unsigned p
     return find_work(call, first, (gridDim.x / slices - 1 - rest) / call.dims.v_heads, work);
 }
 
-/* The block's next part, if it has one: blocks take parts forth and back, so that each has long sequences and short
+/* The block's next part, if it has one: blocks take parts back and forth, so that each has long sequences and short
  * ones where they alternate or are sorted. */
 template <int RULE>
 DEVICE bool find_next(const linear_call &call, int first, int slices, unsigned &part,
