@@ -67,7 +67,7 @@ def pack(latents):
     """Rows of mla.latent_fp8/1."""
     c_kv, k_pe = latents.float().split((LORA, ROPE), dim=-1)
     groups = c_kv.unflatten(-1, (LORA // SCALED, SCALED))
-    scales = (groups.abs().amax(-1, keepdim=True) / 448).clamp(min=2.0 ** -126)
+    scales = (groups.double().abs().amax(-1, keepdim=True) / 448).log2().ceil().clamp(min=-126).exp2().float()
     codes = (groups / scales).to(torch.float8_e4m3fn).flatten(-2)
     parts = (codes, scales.squeeze(-1), k_pe.bfloat16())
     return torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)

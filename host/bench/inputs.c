@@ -809,7 +809,7 @@ static void make_packed(const struct bench_inputs *inputs, uint64_t seed, uint64
         char *row = to + r * size;
         float *scale = (float *)(void *)(row + lora);
         for (int32_t n = 0; n < scales; n++)
-            scale[n] = (float)(shape->row_scales ? 1 << n % 3 : 1 + n % 3) / 64;
+            scale[n] = (float)(shape->row_scales ? 1 + n % 3 : 1 << n % 3) / 64;
         for (int32_t d = 0; d < lora; d++)
             dtype_quantise(ATTN_FP8_E4M3, row, d, random_normal(seed, r * size + (uint64_t)d),
                            scale[d / MLA_PACKED_SCALED]);

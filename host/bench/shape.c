@@ -65,7 +65,7 @@ static const struct word choices[] = {{"computed", BENCH_CHOICE_COMPUTED},
                                       {"given", BENCH_CHOICE_GIVEN},
                                       {"alone", BENCH_CHOICE_ALONE},
                                       {NULL, 0}};
-static const struct word row_scales[] = {{"any", 0}, {"powers_of_two", 1}, {NULL, 0}};
+static const struct word row_scales[] = {{"powers_of_two", 0}, {"any", 1}, {NULL, 0}};
 static const struct word gate_forms[] = {{"raw", 1}, {"computed", 0}, {NULL, 0}};
 static const struct word modes[] = {{"decode", ATTN_MODE_DECODE},
                                     {"extend", ATTN_MODE_EXTEND},
@@ -156,8 +156,8 @@ static const struct key keys[] = {
         "form of latent attention: queries on latents, or keys and values per head (a prompt "
         "without prefix)"),
     KEY("row_scales", LATENT, KIND_WORD, row_scales, 0, 0, row_scales,
-        "scales in rows of latent_fp8: of any size, as vLLM and SGLang write them, or powers of "
-        "two, as DeepSeek's quantiser writes them"),
+        "scales in rows of latent_fp8: powers of two, as backends and DeepSeek's quantiser write "
+        "them, or of any size, as vLLM and SGLang write them"),
     KEY("top_k", SPARSE, KIND_INT, top_k, 1, 65536, NULL, "number of keys chosen per query"),
     KEY("index_heads", SPARSE, KIND_INT, index_heads, 1, MAX_DIM, NULL, "heads of the indexer"),
     KEY("label_dim", SPARSE, KIND_INT, label_dim, 4, GENERATOR_MAX_DIM, NULL,
@@ -677,7 +677,7 @@ static attn_status check_latent(const struct parsing *p, const struct bench_shap
         mla_check_packed(&dims, shape->kv_dtype, &said.base) != ATTN_OK)
         return fail_shape(p, "%s", host_error_text(&said));
     if (shape->row_scales && shape->layout != BENCH_LAYOUT_LATENT_FP8)
-        return fail_shape(p, "row_scales = powers_of_two: accepted only with layout=latent_fp8");
+        return fail_shape(p, "row_scales = any: accepted only with layout=latent_fp8");
     for (int32_t s = 0; shape->form == ATTN_MLA_EXPANDED && s < shape->batch; s++)
         if (bench_shape_q_len(shape, s) != bench_shape_kv_len(shape, s))
             return fail_shape(p,

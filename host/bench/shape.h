@@ -94,7 +94,7 @@ struct bench_shape {
     /* Latent layers. */
     int32_t kv_lora_rank, rope_dim, nope_dim;
     int32_t form;       /* ATTN_MLA_* */
-    int32_t row_scales; /* of latent_fp8: 1 = powers of two, 0 = any */
+    int32_t row_scales; /* of latent_fp8: 0 = powers of two, 1 = any */
     /* Sparse ones. */
     int32_t top_k, index_heads, label_dim;
     attn_dtype label_dtype; /* of the label cache and of the indexer's queries */

@@ -190,16 +190,18 @@ static char *latent_row(const reference_call *call, const attn_tensor *cache, in
 
 /* ---- Storing --------------------------------------------------------------------------------- */
 
-/* The scale of SCALED elements: what makes the largest finite one the largest number of e4m3. */
+/* The scale of SCALED elements: the least power of two that brings the largest finite one into e4m3. */
 static float scale_of(const double *x)
 {
-    float largest = 0;
+    float largest = 0, scale = FLT_MIN;
     for (int32_t d = 0; d < SCALED; d++) {
         float magnitude = fabsf((float)x[d]);
         if (magnitude > largest && !isinf(magnitude))
             largest = magnitude;
     }
-    return fmaxf(largest / (float)dtype_largest(ATTN_FP8_E4M3), FLT_MIN);
+    while ((double)scale * dtype_largest(ATTN_FP8_E4M3) < (double)largest)
+        scale *= 2;
+    return scale;
 }
 
 void reference_mla_pack(const attn_mla_dims *mla, attn_dtype dtype, const void *c_kv,

@@ -128,8 +128,8 @@ class Case:
             return read[..., :self.lora], read[..., self.lora:]
         if self.storage == "packed":
             groups = latent.to(fp32_type).reshape(-1, SCALED)
-            scale = groups.abs().amax(-1, keepdim=True) / torch.tensor(448, dtype=fp32_type)
-            scale = scale.clamp(min=torch.finfo(fp32_type).tiny)
+            scale = (groups.double().abs().amax(-1, keepdim=True) / 448).log2().ceil().clamp(min=-126).exp2()
+            scale = scale.to(fp32_type)
             codes = quantise(groups, scale)
             self.scale = scale
             return (codes.double() * scale.double()).reshape(latent.shape), rot.to(torch.bfloat16).double()

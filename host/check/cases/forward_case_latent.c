@@ -6,7 +6,9 @@
 #include "host/check/cases/forward_case_private.h"
 
 #include "host/base/dtype.h"
+#include "host/kinds/mla.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -119,14 +121,39 @@ void case_latent_poison(struct forward_case *c)
         memset(case_vector(c, c->image, PART_LATENT_CACHE, 0, offset, 0), 0, size);
 }
 
+/* Scales of another writer, that of vLLM and SGLang: the largest magnitude of a block / 448. */
+static void rescale(int32_t lora, const float *latent, char *row)
+{
+    for (int32_t first = 0; first < lora; first += MLA_PACKED_SCALED) {
+        float scale = 0;
+        for (int32_t d = first; d < first + MLA_PACKED_SCALED; d++)
+            if (isfinite(latent[d]))
+                scale = fmaxf(scale, fabsf(latent[d]) / 448);
+        scale = fmaxf(scale, FLT_MIN);
+        memcpy(row + lora + first / MLA_PACKED_SCALED * (int32_t)sizeof scale, &scale,
+               sizeof scale);
+        for (int32_t d = first; d < first + MLA_PACKED_SCALED; d++)
+            dtype_quantise(ATTN_FP8_E4M3, row, d, latent[d], scale);
+    }
+}
+
+/* Who wrote a packed latent: a backend, another writer, or either. */
+static bool is_foreign(const struct forward_case *c, const float *latent)
+{
+    const uint64_t writer = draw_at(case_stream(c->seed, DRAW_LATENT, 0, 0, 3), 0, 3);
+    return writer == 2 ? latent[0] > 0 : writer;
+}
+
 static void put_cached(struct forward_case *c, int64_t slot, const float *latent)
 {
     const float *scale = case_part(c, PART_LATENT_SCALE);
     char *to = case_slot_vector(c, c->image, PART_LATENT_CACHE, slot, 0);
     int32_t lora = c->spec.latent.kv_lora_rank, rope = c->spec.latent.rope_dim;
-    if (case_is_packed(&c->spec))
+    if (case_is_packed(&c->spec)) {
         reference_mla_pack(&c->posed.mla, ATTN_F32, latent, latent + lora, to);
-    else
+        if (is_foreign(c, latent))
+            rescale(lora, latent, to);
+    } else
         for (int32_t d = 0; d < lora + rope; d++)
             dtype_quantise(c->spec.kv_dtype, to, d, latent[d], scale ? *scale : 1);
 }

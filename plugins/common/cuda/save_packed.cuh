@@ -8,8 +8,7 @@
 
 #include "plugins/common/cuda/save_kv.cuh"
 
-#define PACKED_SCALED      128 /* elements that share a scale */
-#define PACKED_LEAST_SCALE 1.17549435e-38f
+#define PACKED_SCALED 128 /* elements that share a scale */
 
 /* Where the scales and the position-encoded part begin, in bytes. */
 PORTABLE int packed_scales_offset(int lora)
@@ -27,7 +26,9 @@ PORTABLE int packed_row_bytes(int lora, int rope)
     return packed_rope_offset(lora) + rope * 2;
 }
 
-/* The scale of 128 elements of bf16, by lane `lane` of 32 of a warp, or 0 of 1. */
+/* The scale of 128 elements of bf16, by lane `lane` of 32 of a warp, or 0 of 1: the least power of two, from 2^-126
+ * on, that brings the largest finite magnitude into e4m3. 448 is 1.75 * 2^8: adding the rest of a mantissa beyond 1.75
+ * carries into the exponent. */
 PORTABLE float packed_scale(const void *from, int lane, int lanes)
 {
     u32 largest = 0; /* magnitudes are in the order of their bits */
@@ -38,8 +39,8 @@ PORTABLE float packed_scale(const void *from, int lane, int lanes)
 #ifdef __CUDA_ARCH__
     largest = __reduce_max_sync(~0u, largest);
 #endif
-    const float scale = f32_divide(bits_f32(largest), 448.0f);
-    return scale > PACKED_LEAST_SCALE ? scale : PACKED_LEAST_SCALE;
+    const u32 exponent = (largest + 0x1fffffu) >> 23;
+    return bits_f32((exponent > 9 ? exponent - 8 : 1) << 23);
 }
 
 /* A row, by lanes as above. */

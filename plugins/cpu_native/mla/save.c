@@ -4,10 +4,11 @@
  */
 #include "mla.h"
 
-#include <float.h>
 #include <string.h>
 
-/* The scale of LATENT_SCALED elements of mla.latent_fp8/1: of the largest finite magnitude. */
+/* The scale of LATENT_SCALED elements of mla.latent_fp8/1: the least power of two, from 2^-126 on, that brings
+ * the largest finite magnitude into e4m3. 448 is 1.75 * 2^8: adding the rest of a mantissa beyond 1.75 carries into
+ * the exponent. */
 static float latent_scale(const float *x)
 {
     uint32_t largest = 0; /* magnitudes are in the order of their bits */
@@ -16,8 +17,8 @@ static float latent_scale(const float *x)
         if (bits > largest && bits < 0x7f800000)
             largest = bits;
     }
-    float scale = bits_float(largest) / 448.0f;
-    return scale > FLT_MIN ? scale : FLT_MIN;
+    const uint32_t exponent = (largest + 0x1fffffu) >> 23;
+    return bits_float((exponent > 9 ? exponent - 8 : 1) << 23);
 }
 
 static void store_packed(const layer_call *call, int64_t row, char *to)

@@ -192,10 +192,10 @@ TEST_OF(grammar, test_text)
                      text, sizeof text);
     ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 fp8_e4m3/fp8_e5m2 new-bf16 out-f16 "
                            "inputs-seq_head page64");
-    bench_shape_text(one("kind=mla,kv_dtype=fp8_e4m3,layout=latent_fp8,row_scales=powers_of_two"),
+    bench_shape_text(one("kind=mla,kv_dtype=fp8_e4m3,layout=latent_fp8,row_scales=any"),
                      text, sizeof text);
     ck_assert_str_eq(text, "mla decode B1 kv1024 H128 D512+64 bf16/fp8_e4m3 latent_fp8 "
-                           "scales-powers_of_two");
+                           "scales-any");
     bench_shape_text(one("out_dtype=fp8_e4m3,input_scales=head"), text, sizeof text);
     ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 bf16 out-fp8_e4m3");
 }
@@ -273,8 +273,7 @@ static const struct refusal {
     {"layout=vk", {"layout = vk of kind=softmax: accepted any, nhd, hnd"}},
     {"kind=mla,layout=latent_fp8", {"kv_dtype bf16 in mla.latent_fp8/1: accepted fp8_e4m3"}},
     {"kind=mla,layout=latent_fp8,kv_dtype=fp8_e4m3,kv_lora_rank=100", {"kv_lora_rank 100"}},
-    {"kind=mla,row_scales=powers_of_two",
-     {"row_scales = powers_of_two: accepted only with layout=latent_fp8"}},
+    {"kind=mla,row_scales=any", {"row_scales = any: accepted only with layout=latent_fp8"}},
     {"kind=mla,dtype=fp8_e4m3", {"fp8 new latents", "accepted f32, f16, bf16"}},
     {"kind=mla,dtype=fp8_e4m3,new_kv_dtype=bf16,mode=prefill,form=expanded",
      {"fp8 queries", "accepted kind=mla, form=absorbed"}},

@@ -258,7 +258,7 @@ static int32_t out_dim(const attn_layer_group *group)
     return is_absorbed(group) ? group->mla->kv_lora_rank : group->v_head_dim;
 }
 
-/* The largest of 128 elements of a latent becomes 448; k_pe is exact in bf16. */
+/* The largest of 128 elements of a latent becomes more than 224, at most 448; k_pe is exact in bf16. */
 static double read_packed(const attn_mla_dims *mla, const int8_t *raw, int32_t d)
 {
     int32_t largest = 0, first = d / 128 * 128;
@@ -267,7 +267,7 @@ static double read_packed(const attn_mla_dims *mla, const int8_t *raw, int32_t d
         return raw[d] / 64.0;
     for (int32_t i = first; i < first + 128; i++)
         largest = abs(raw[i]) > largest ? abs(raw[i]) : largest;
-    float scale = (float)largest / 64 / 448;
+    float scale = exp2f(ceilf(log2f((float)largest / 64 / 448)));
     dtype_quantise(ATTN_FP8_E4M3, &byte, 0, (float)raw[d] / 64, scale);
     return dtype_dequantise(ATTN_FP8_E4M3, &byte, 0, scale);
 }
