@@ -8,6 +8,9 @@
  *                       parent names
  *   groups              one table of checks for each group of rules (suite/groups.c), in numerics/,
  *                       relations/, contract/ and composites/
+ *   row                 a check. Of numeric cases it has kinds of layers, axes, a relation (alone, permuted, split,
+ *                       cut, padded, replayed, with a fault, ...) and an expectation (the oracle, the same bits, a
+ *                       status), run by one runner (cases/kind.h); what no other row shares is a function of its own
  *
  * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
  * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX, as in
@@ -36,6 +39,7 @@ enum check_code {
 };
 
 struct kind_cases;
+struct relation;
 struct process_resources;
 struct layout_converter;
 struct check_trail;
@@ -147,16 +151,17 @@ struct check {
     /* How many cases there are for this subject; NULL = 1. Deterministic. */
     int32_t (*count)(const struct check_subject *subject);
     void (*run)(struct check_run *run);
-    /* Which cases of which kind of layer the check has (cases/kind.h), and so how many; `count` is NULL then. NULL =
-     * `count` says how many, and `run` finds them. */
+    /* Rows of numeric cases (cases/kind.h): which cases of which kind of layer, and so how many; how the calls of a case
+     * relate to each other, and what is expected of them. `count` is NULL then, and `run` is kind_run_row(). */
     const struct kind_cases *cases;
+    const struct relation *relation;
 };
 
 /* A row of a table, whose check `name` is run by run_NAME: `count` is a function or NULL, and that of rows of numeric
  * cases is count_NAME. */
 #define CHECK_ROW(rule, name, count, needs, sentence)                                              \
     {                                                                                              \
-        rule, #name, sentence, needs, count, run_##name, NULL                                      \
+        rule, #name, sentence, needs, count, run_##name, NULL, NULL                                \
     }
 #define CHECK_CASES(rule, name, sentence)                                                          \
     CHECK_ROW(rule, name, count_##name, CHECK_NEEDS_COMPUTE, sentence)
@@ -182,6 +187,7 @@ struct check {
     ROW(nego, 1)                                                                                   \
     ROW(structs, 1)                                                                                \
     ROW(life, 1)                                                                                   \
+    ROW(leak, 1)                                                                                   \
     ROW(conf, 1)                                                                                   \
     ROW(caps, 3)                                                                                   \
     ROW(work, 1)                                                                                   \
@@ -200,6 +206,7 @@ struct check {
     ROW(linear_sequel, 4)                                                                          \
     ROW(padding, 4)                                                                                \
     ROW(comp, 1)                                                                                   \
+    ROW(comp_depth, 1)                                                                             \
     ROW(faults, 0)                                                                                 \
     ROW(strides, 2)                                                                                \
     ROW(codes, 2)                                                                                  \

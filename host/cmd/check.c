@@ -68,7 +68,8 @@ static const struct option_row options[] = {
         "development"),
     OPTION_ROW_SWITCH(
         "list", AT(list),
-        "print ids, seeds and sentences, and digests of the list of cases; check nothing"),
+        "print ids, seeds and sentences, and digests of the list of cases; check nothing. Without "
+        "a plugin and with --format markdown: all checks, by rule"),
     OPTION_ROW_VALUE("seed", "N", AT(seed), "seed of random problems and data (default 0)",
                      OPTION_UINT64),
     OPTION_ROW_SWITCH("exhaustive", AT(exhaustive),
@@ -229,6 +230,10 @@ static int run(struct arguments *arguments)
 {
     struct inputs inputs = {.arguments = arguments, .params = arguments->values};
     inputs.params->plugin = arguments->target;
+    if (!arguments->target && inputs.params->list && inputs.params->format == FORMAT_MARKDOWN) {
+        check_groups_describe(stdout);
+        return EXIT_GOOD;
+    }
     if (!arguments->target && !inputs.params->replay)
         return arguments_refuse(arguments, "0 names given: accepted one plugin file");
     int code = load(&inputs);

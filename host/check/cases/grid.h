@@ -235,18 +235,28 @@ struct grid_choice {
     uint32_t values;
 };
 enum { GRID_MAX_CHOICES = 9, ALL = (1 << GRID_MAX_VALUES) - 1 };
-#define CHOICE(axis, values)                                                                       \
-    {                                                                                              \
-        axis, values                                                                               \
-    }
-#define BIT(value)          (1u << (value))
-#define BOTH_PHASES         CHOICE(AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE))
-#define SAVED_OR_NOT        CHOICE(AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_CACHE))
-#define QUANTISED           CHOICE(AXIS_KV, ALL & ~BIT(KV_AS_Q))
-#define SCALED              CHOICE(AXIS_KV, BIT(KV_E4M3) | BIT(KV_E5M2))
-#define PLAIN_AND_QUANTISED CHOICE(AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3))
-#define THREE_MODES         CHOICE(AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED))
-#define INDEXERS            CHOICE(AXIS_CHOICE, BIT(CHOICE_E4M3) | BIT(CHOICE_BF16) | BIT(CHOICE_F32))
+/* clang-format off */
+#define BIT(value) (1u << (value))
+/* A choice of AXIS_x: of values x_a, x_b ..., up to five by name; of all; of all but one; of the first n; of number n. */
+#define OF(axis, ...) {AXIS_##axis, OF_COUNT(__VA_ARGS__, OF_5, OF_4, OF_3, OF_2, OF_1)(axis, __VA_ARGS__)}
+#define EACH(axis) {AXIS_##axis, ALL}
+#define BUT(axis, value) {AXIS_##axis, ALL & ~BIT(axis##_##value)}
+#define FIRST(axis, count) {AXIS_##axis, BIT(count) - 1}
+#define NTH(axis, number) {AXIS_##axis, BIT(number)}
+#define OF_COUNT(a, b, c, d, e, of, ...) of
+#define OF_1(axis, a) BIT(axis##_##a)
+#define OF_2(axis, a, ...) BIT(axis##_##a) | OF_1(axis, __VA_ARGS__)
+#define OF_3(axis, a, ...) BIT(axis##_##a) | OF_2(axis, __VA_ARGS__)
+#define OF_4(axis, a, ...) BIT(axis##_##a) | OF_3(axis, __VA_ARGS__)
+#define OF_5(axis, a, ...) BIT(axis##_##a) | OF_4(axis, __VA_ARGS__)
+/* clang-format on */
+#define BOTH_PHASES         OF(MODE, EXTEND, DECODE)
+#define SAVED_OR_NOT        OF(SOURCE, SAVED, CACHE)
+#define QUANTISED           BUT(KV, AS_Q)
+#define SCALED              OF(KV, E4M3, E5M2)
+#define PLAIN_AND_QUANTISED OF(KV, AS_Q, E4M3)
+#define THREE_MODES         OF(MODE, EXTEND, DECODE, MIXED)
+#define INDEXERS            OF(CHOICE, E4M3, BF16, F32)
 
 /* Of latent layers: sets of forms, caches and dimensions, then choices of the grid's axes. */
 #define OF_LATENTS(forms, caches, dims, ...)                                                       \

@@ -113,17 +113,14 @@ void *kind_keep(const struct kind_case *k)
     return copy;
 }
 
-void kind_use(struct check_run *run, void (*use)(struct kind_case *k))
+const struct relation by_itself = {.judge = kind_run};
+
+void kind_run_row(struct check_run *run)
 {
     struct kind_case k;
     if (kind_find(&k, run))
-        use(&k);
+        run->check->relation->judge(&k);
     kind_close(&k);
-}
-
-void run_alone(struct check_run *run)
-{
-    kind_use(run, kind_run);
 }
 
 int32_t kind_variants(const struct kind_cases *cases)
@@ -253,12 +250,21 @@ static int32_t count_forward(const struct check_subject *subject, const struct k
     return points > 0 ? kind_variants(cases) * points : least;
 }
 
-void case_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*lengths)[2])
+void case_read_lengths(struct case_spec *spec, const char *lengths)
 {
-    spec->num_sequences = count;
+    int used;
+    struct case_sequence s = {0};
+    spec->num_sequences = 0;
+    for (; sscanf(lengths, "%d+%d%n", &s.prefix_len, &s.num_new, &used) == 2; lengths += used)
+        spec->sequences[spec->num_sequences++] = s;
+}
+
+void case_set_lengths(struct case_spec *spec, const char *lengths)
+{
+    case_read_lengths(spec, lengths);
+    const int32_t count = spec->num_sequences;
     for (int32_t s = 0; s < count; s++) {
         struct case_sequence *sequence = &spec->sequences[s];
-        *sequence = (struct case_sequence){.prefix_len = lengths[s][0], .num_new = lengths[s][1]};
         if (spec->mode == ATTN_MODE_TARGET_VERIFY)
             sequence->num_new = 4;
         if (spec->mode == ATTN_MODE_MIXED && s > 0 && s == count - 1)

@@ -2,8 +2,9 @@
  *
  * kind.h: the kinds of layers as one table, so that a check about several of them is one function, and a row for each.
  *
- *   cases   which cases a row has: a product of axes of the grid, of latent layers, or of families and variants
- *   kind    how one of them is found, made, called and judged, whatever it is a case of
+ *   cases      which cases a row has: a product of axes of the grid, of latent layers, or of families and variants
+ *   relation   what is done with each of them, and what is expected
+ *   kind       how one of them is found, made, called and judged, whatever it is a case of
  */
 #ifndef HOST_CHECK_CASES_KIND_H
 #define HOST_CHECK_CASES_KIND_H
@@ -15,6 +16,7 @@
 /* ---- Cases of a row -------------------------------------------------------------------------- */
 
 struct check_kind;
+struct kind_case;
 
 /* What a row changes in the spec of a point; and one that is the same in all variants. */
 typedef void (*spec_change)(struct case_spec *spec, int32_t variant);
@@ -38,76 +40,79 @@ struct kind_cases {
         drawn; /* so many cases, of the points or families in turn; 0 = each variant of each once */
 };
 
-#define SOFTMAX_CASES(...)                                                                         \
-    (&(const struct kind_cases){.kind = &softmax_layers, .choices = {__VA_ARGS__}})
+/* clang-format off */
+#define CASES_OF(...) (&(const struct kind_cases){__VA_ARGS__})
+#define SOFTMAX(...) CASES_OF(.kind = &softmax_layers, .choices = {__VA_ARGS__})
 #define SOFTMAX_VARIED(function, number, ...)                                                      \
-    (&(const struct kind_cases){                                                                   \
-        .kind = &softmax_layers, .vary = function, .variants = number, .choices = {__VA_ARGS__}})
+    CASES_OF(.kind = &softmax_layers, .vary = function, .variants = number, .choices = {__VA_ARGS__})
 #define SOFTMAX_SMALL(function, number, ...)                                                       \
-    (&(const struct kind_cases){.kind = &softmax_layers,                                           \
-                                .vary = function,                                                  \
-                                .small = true,                                                     \
-                                .variants = number,                                                \
-                                .choices = {__VA_ARGS__}})
-#define LATENT_CASES(...)                                                                          \
-    (&(const struct kind_cases){.kind = &latent_layers, .choices = {OF_LATENTS(__VA_ARGS__)}})
-/* Sparse layers, whose rows choose keys in one of the ways of AXIS_CHOICE; and over latents: keys of lists, and of an
- * indexer. */
-#define SPARSE_CASES(choice, ...) SOFTMAX_CASES({AXIS_CHOICE, BIT(choice)}, __VA_ARGS__)
-#define SPARSE_LATENT_CASES(...)                                                                   \
-    LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK),                        \
-                 {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, __VA_ARGS__)
+    CASES_OF(.kind = &softmax_layers, .vary = function, .variants = number, .small = true, .choices = {__VA_ARGS__})
+#define LATENT(...) CASES_OF(.kind = &latent_layers, .choices = {OF_LATENTS(__VA_ARGS__)})
 #define LATENT_VARIED(function, number, ...)                                                       \
-    (&(const struct kind_cases){.kind = &latent_layers,                                            \
-                                .vary = function,                                                  \
-                                .variants = number,                                                \
-                                .choices = {OF_LATENTS(__VA_ARGS__)}})
+    CASES_OF(.kind = &latent_layers, .vary = function, .variants = number, .choices = {OF_LATENTS(__VA_ARGS__)})
 #define LATENT_SMALL(function, number, ...)                                                        \
-    (&(const struct kind_cases){.kind = &latent_layers,                                            \
-                                .vary = function,                                                  \
-                                .small = true,                                                     \
-                                .variants = number,                                                \
-                                .choices = {OF_LATENTS(__VA_ARGS__)}})
-#define LINEAR_CASES(function, number)                                                             \
-    (&(const struct kind_cases){.kind = &linear_layers, .change = function, .variants = number})
-
-/* A row with such cases, run by run_FUNCTION. */
-#define KIND_ROW(rule, name, function, needs, sentence, cases)                                     \
-    {                                                                                              \
-        rule, name, sentence, needs, NULL, run_##function, cases                                   \
-    }
-
-/* A row whose cases are judged, each in a session of its own. */
-#define JUDGED_ROW(rule, name, sentence, cases)                                                    \
-    KIND_ROW(rule, #name, alone, CHECK_NEEDS_COMPUTE, sentence, cases)
-
-/* Two of them: NAME of softmax layers, mla_NAME of latent ones. */
-#define JUDGED_ROWS(rule, name, sentence, softmax, latent)                                         \
-    JUDGED_ROW(rule, name, sentence, softmax),                                                     \
-        JUDGED_ROW(rule, mla_##name, sentence " (latent layers)", latent)
-
-/* A row whose cases run_NAME takes from there on. */
-#define FOUND_ROW(rule, name, sentence, cases)                                                     \
-    KIND_ROW(rule, #name, name, CHECK_NEEDS_COMPUTE, sentence, cases)
-
-/* Two rows, run by run_NAME: NAME of softmax layers, mla_NAME of latent ones. */
-#define KIND_ROWS(rule, name, sentence, softmax, latent)                                           \
-    KIND_ROW(rule, #name, name, CHECK_NEEDS_COMPUTE, sentence, softmax),                           \
-        KIND_ROW(rule, "mla_" #name, name, CHECK_NEEDS_COMPUTE, sentence " (latent layers)",       \
-                 latent)
-
-/* The same, and linear_NAME of linear layers. */
-#define ALL_KIND_ROWS(rule, name, needs, sentence, softmax, latent, linear)                        \
-    KIND_ROW(rule, #name, name, needs, sentence, softmax),                                         \
-        KIND_ROW(rule, "mla_" #name, name, needs, sentence " (latent layers)", latent),            \
-        KIND_ROW(rule, "linear_" #name, name, needs, sentence " (linear layers)", linear)
-
+    CASES_OF(.kind = &latent_layers, .vary = function, .variants = number, .small = true,             \
+          .choices = {OF_LATENTS(__VA_ARGS__)})
 #define SMALL_LATENTS BIT(MLA_SMALL)
 #define SMALL_VARIED(function, number, ...)                                                        \
     LATENT_SMALL(function, number, BOTH_FORMS, MLA_LATENT, SMALL_LATENTS, __VA_ARGS__)
+/* Sparse layers, whose rows choose keys in one of the ways of AXIS_CHOICE; and over latents: keys of lists, and of an
+ * indexer. */
+#define SPARSE(choice, ...) SOFTMAX(OF(CHOICE, choice), __VA_ARGS__)
+#define SPARSE_LATENT(...)                                                                         \
+    LATENT(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), OF(CHOICE, GIVEN, E4M3), __VA_ARGS__)
+#define LINEAR(function, number) CASES_OF(.kind = &linear_layers, .change = function, .variants = number)
+/* clang-format on */
 
-/* Prefix and new tokens of each sequence. What a mode or a type says of lengths holds for them too. */
-void case_set_lengths(struct case_spec *spec, int32_t count, const int32_t (*lengths)[2]);
+/* How the calls of a case relate to each other, and what is expected of them. The other members are for judges that
+ * several rows share. */
+struct relation {
+    void (*judge)(
+        struct kind_case
+            *k); /* the case whose spec was found. It says itself what it expects, but for: */
+    /* Other batches of the same tokens, each judged by the oracle: the n-th of them, of a base with these lengths
+     * (case_read_lengths()). False: there is none. */
+    bool (*vary)(struct case_spec *other, const struct kind_case *base, int32_t n);
+    const char *lengths;
+    uint32_t notes; /* ATTN_NOTE_*: where they are declared, the same bits are expected */
+    int32_t first_fault, last_fault; /* a status is expected, and the name of the operand */
+    bool has_tiles;                  /* what sequences share is several tiles of keys */
+};
+extern const struct relation by_itself; /* the case by itself, against the oracle */
+
+/* `run` of a row with cases. */
+void kind_run_row(struct check_run *run);
+
+/* A row with such cases, of this relation; CHECK_NEEDS_* where they are not these. */
+#define ROW_NEEDS(rule, name, relation, needs, sentence, cases)                                    \
+    {                                                                                              \
+        rule, #name, sentence, needs, NULL, kind_run_row, cases, &relation                         \
+    }
+#define ROW_AS(rule, name, relation, sentence, cases)                                              \
+    ROW_NEEDS(rule, name, relation, CHECK_NEEDS_COMPUTE, sentence, cases)
+
+/* A row whose cases are judged alone, each in a session of its own; and one whose cases a function judges. */
+#define ROW(rule, name, sentence, cases) ROW_AS(rule, name, by_itself, sentence, cases)
+#define OWN_ROW(rule, name, judge_it, sentence, cases)                                             \
+    ROW_AS(rule, name, ((const struct relation){.judge = judge_it}), sentence, cases)
+
+/* The same for several kinds of layers: NAME of softmax layers, mla_NAME of latent ones; and linear_NAME. */
+#define ROWS_NEED(rule, name, relation, needs, sentence, softmax, latent)                          \
+    ROW_NEEDS(rule, name, relation, needs, sentence, softmax),                                     \
+        ROW_NEEDS(rule, mla_##name, relation, needs, sentence " (latent layers)", latent)
+#define ROWS_AS(rule, name, relation, sentence, softmax, latent)                                   \
+    ROWS_NEED(rule, name, relation, CHECK_NEEDS_COMPUTE, sentence, softmax, latent)
+#define ROWS(rule, name, sentence, softmax, latent)                                                \
+    ROWS_AS(rule, name, by_itself, sentence, softmax, latent)
+#define ALL_ROWS(rule, name, relation, needs, sentence, ...)                                       \
+    ALL_ROWS_OF(rule, name, relation, needs, sentence, __VA_ARGS__)
+#define ALL_ROWS_OF(rule, name, relation, needs, sentence, softmax, latent, linear)                \
+    ROWS_NEED(rule, name, relation, needs, sentence, softmax, latent),                             \
+        ROW_NEEDS(rule, linear_##name, relation, needs, sentence " (linear layers)", linear)
+
+/* Sequences of these prefixes and new tokens: "17+3 0+20" are two. And what a mode or a type says of lengths. */
+void case_read_lengths(struct case_spec *spec, const char *lengths);
+void case_set_lengths(struct case_spec *spec, const char *lengths);
 
 /* How many cases a check has for a subject; -1 = one, which has no number. */
 int32_t kind_count(const struct check *check, const struct check_subject *subject);
@@ -156,9 +161,6 @@ bool kind_find(struct kind_case *k, struct check_run *run);
 bool kind_open(struct kind_case *k, struct check_run *run);
 void kind_close(struct kind_case *k);
 
-/* use() with the spec that kind_find() finds. */
-void kind_use(struct check_run *run, void (*use)(struct kind_case *k));
-
 /* Make the case of its spec. False: reported. Make it, judge it in a session of its own, and destroy it. */
 bool kind_make(struct kind_case *k);
 void kind_run(struct kind_case *k);
@@ -189,9 +191,6 @@ uint32_t kind_operand(const struct kind_case *k, uint32_t role); /* KIND_* */
 
 /* Of each point or family. */
 int32_t kind_variants(const struct kind_cases *cases);
-
-/* `run` of a row whose cases are judged, each in a session of its own. */
-void run_alone(struct check_run *run);
 
 /* ---- Linear layers (kind_linear.c) ------------------------------------------------------------ */
 

@@ -21,8 +21,10 @@ static const char *child_name(const struct check_subject *subject, uint32_t inde
     return index < subject->node->num_children ? subject->node->children[index]->name : NULL;
 }
 
-/* A case for each child. */
-CHECK_COUNT(children, (int32_t)subject->node->num_children)
+int32_t scene_count_children(const struct check_subject *subject)
+{
+    return (int32_t)subject->node->num_children;
+}
 
 static bool scene_open(struct scene *scene, struct check_run *run)
 {
@@ -121,15 +123,11 @@ static void check_notes(struct check_run *run, struct scene *scene)
     }
 }
 
-static void run_verdict(struct check_run *run)
+static void check_verdict(struct check_run *run, struct scene *scene)
 {
-    struct scene scene;
-    if (!scene_open(&scene, run))
-        return;
-    check_refused(run, &scene);
-    check_graph_level(run, &scene);
-    check_notes(run, &scene);
-    scene_close(&scene, run);
+    check_refused(run, scene);
+    check_graph_level(run, scene);
+    check_notes(run, scene);
 }
 
 /* ---- COMP-03 --------------------------------------------------------------------------------- */
@@ -174,15 +172,11 @@ static void check_memory(struct check_run *run, struct scene *scene)
     rig_destroy(rig, instance);
 }
 
-static void run_forms(struct check_run *run)
+static void check_needs(struct check_run *run, struct scene *scene)
 {
-    struct scene scene;
-    if (!scene_open(&scene, run))
-        return;
-    check_forms(run, &scene);
+    check_forms(run, scene);
     if (run->code == CHECK_PASS)
-        check_memory(run, &scene);
-    scene_close(&scene, run);
+        check_memory(run, scene);
 }
 
 /* ---- COMP-04 --------------------------------------------------------------------------------- */
@@ -284,7 +278,7 @@ static void check_batches_fail(struct check_run *run, struct scene *scene,
     }
 }
 
-void scene_check_failures(struct scene *scene, struct check_run *run)
+void scene_check_failures(struct check_run *run, struct scene *scene)
 {
     struct rig_session session;
     check_create_fails(run, scene);
@@ -303,15 +297,6 @@ void scene_check_failures(struct scene *scene, struct check_run *run)
     if (service_counter_left(&scene->altered.counter))
         check_fail(run, "a life whose child %s fails leaves %s", scene->child,
                    service_counter_left(&scene->altered.counter));
-}
-
-static void run_failures(struct check_run *run)
-{
-    struct scene scene;
-    if (!scene_open(&scene, run))
-        return;
-    scene_check_failures(&scene, run);
-    scene_close(&scene, run);
 }
 
 /* ---- COMP-08 --------------------------------------------------------------------------------- */
@@ -337,51 +322,44 @@ static void check_rows(struct check_run *run, struct scene *scene, struct rig_se
     }
 }
 
-static void run_once(struct check_run *run)
+static void check_once(struct check_run *run, struct scene *scene)
 {
-    struct scene scene;
     struct rig_session session;
-    if (!scene_open(&scene, run))
+    scene->reached = 1; /* whichever child the rows reach */
+    if (!rig_session_open(&session, &scene->rig, run))
         return;
-    if (rig_session_open(&session, &scene.rig, run)) {
-        for (int b = 0; b < scene.rig.num_batches && run->code == CHECK_PASS; b++)
-            check_rows(run, &scene, &session, b);
-        rig_session_close(&session, &scene.rig);
-    }
-    rig_close(&scene.rig);
+    for (int b = 0; b < scene->rig.num_batches && run->code == CHECK_PASS; b++)
+        check_rows(run, scene, &session, b);
+    rig_session_close(&session, &scene->rig);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
+static void with_scene(struct check_run *run,
+                       void (*body)(struct check_run *run, struct scene *scene))
+{
+    struct scene scene;
+    if (!scene_open(&scene, run))
+        return;
+    body(run, &scene);
+    scene_close(&scene, run);
+}
+
+CHECK_RUN(verdict, with_scene(run, check_verdict))
+CHECK_RUN(needs, with_scene(run, check_needs))
+CHECK_RUN(failures, with_scene(run, scene_check_failures))
+CHECK_RUN(once, with_scene(run, check_once))
+
 const struct check check_comp[] = {
-    CHECK_ROW("COMP-02", verdict, count_children, CHECK_NEEDS_CHILD,
+    CHECK_ROW("COMP-02", verdict, scene_count_children, CHECK_NEEDS_CHILD,
               "a composite refuses what a child refuses, and names the child; its graph level and "
               "notes are no better than a child's"),
-    {"COMP-03", "needs", "a composite reports the index forms and the memory of all its children",
-     CHECK_NEEDS_CHILD, count_children, run_forms, NULL},
-    {.rule = "COMP-04",
-     .name = "failures",
-     .sentence = "an error of a child in create, plan or forward is returned with the child's "
-                 "name, and neither it nor its siblings leak",
-     .needs = CHECK_NEEDS_CHILD,
-     .count = count_children,
-     .run = run_failures},
-    {"COMP-05", "cycles",
-     "a composite that contains itself, directly or through another one, is refused",
-     CHECK_NEEDS_CHILD, comp_count_refs, comp_run_cycles, NULL},
-    {"COMP-05", "missing", "a missing child is refused by its name", CHECK_NEEDS_CHILD,
-     comp_count_refs, comp_run_missing, NULL},
-    {"COMP-06", "equal",
-     "if all children are one backend, the composite gives that backend's results",
-     CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE, count_children, comp_run_equal, NULL},
-    {.rule = "COMP-06",
-     .name = "deep",
-     .sentence = "three levels of composites over one backend give that backend's results, and a "
-                 "failure names every level",
-     .needs = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE,
-     .count = count_children,
-     .run = comp_run_deep},
-    CHECK_ROW("COMP-08", once, count_children, CHECK_NEEDS_CHILD,
+    CHECK_ROW("COMP-03", needs, scene_count_children, CHECK_NEEDS_CHILD,
+              "a composite reports the index forms and the memory of all its children"),
+    CHECK_ROW("COMP-04", failures, scene_count_children, CHECK_NEEDS_CHILD,
+              "an error of a child in create, plan or forward is returned with the child's "
+              "name, and neither it nor its siblings leak"),
+    CHECK_ROW("COMP-08", once, scene_count_children, CHECK_NEEDS_CHILD,
               "each row of a forward reaches exactly one child, and reaches it once"),
     {.rule = NULL},
 };

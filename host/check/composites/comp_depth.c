@@ -21,7 +21,7 @@ static bool is_ref(const attn_option_value *value)
     return value->type == ATTN_OPTION_BACKEND_REF && *value->text;
 }
 
-int32_t comp_count_refs(const struct check_subject *subject)
+static int32_t count_refs(const struct check_subject *subject)
 {
     int32_t count = 0;
     for (uint32_t v = 0; v < subject->options->num_values; v++)
@@ -83,7 +83,7 @@ static void expect_no_tree(struct check_run *run, const char *name, const char *
 }
 
 /* The one contains itself; the other contains a third one that contains it. */
-void comp_run_cycles(struct check_run *run)
+static void run_cycles(struct check_run *run)
 {
     char self[NAME], one[NAME], other[NAME], text[24], words[4 * NAME];
     snprintf(text, sizeof text, "self_%d", run->index);
@@ -101,7 +101,7 @@ void comp_run_cycles(struct check_run *run)
     expect_no_tree(run, one, words);
 }
 
-void comp_run_missing(struct check_run *run)
+static void run_missing(struct check_run *run)
 {
     char name[NAME], text[24];
     snprintf(text, sizeof text, "lacks_%d", run->index);
@@ -181,7 +181,7 @@ static const char *leaf_of(const struct check_run *run)
     return run->subject->node->children[run->index]->name;
 }
 
-void comp_run_equal(struct check_run *run)
+static void run_equal(struct check_run *run)
 {
     char name[NAME], text[24];
     struct rig rig;
@@ -224,11 +224,11 @@ static void judge_deep_failures(struct check_run *run, struct scene *scene,
     scene->path[DEPTH - 1] = scene->child;
     altered_child_init(&scene->altered, &services, scene->child, ALTER_NOT, 0);
     lowest->services = scene->altered.counter.table;
-    scene_check_failures(scene, run);
+    scene_check_failures(run, scene);
     lowest->services = services;
 }
 
-void comp_run_deep(struct check_run *run)
+static void run_deep(struct check_run *run)
 {
     char names[DEPTH][NAME];
     struct scene scene;
@@ -244,3 +244,20 @@ void comp_run_deep(struct check_run *run)
     compose_destroy(node);
     rig_close(&scene.rig);
 }
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+enum { COMPUTES = CHECK_NEEDS_CHILD | CHECK_NEEDS_COMPUTE };
+
+const struct check check_comp_depth[] = {
+    CHECK_ROW("COMP-05", cycles, count_refs, CHECK_NEEDS_CHILD,
+              "a composite that contains itself, directly or through another one, is refused"),
+    CHECK_ROW("COMP-05", missing, count_refs, CHECK_NEEDS_CHILD,
+              "a missing child is refused by its name"),
+    CHECK_ROW("COMP-06", equal, scene_count_children, COMPUTES,
+              "if all children are one backend, the composite gives that backend's results"),
+    CHECK_ROW("COMP-06", deep, scene_count_children, COMPUTES,
+              "three levels of composites over one backend give that backend's results, and a "
+              "failure names every level"),
+    {.rule = NULL},
+};

@@ -24,13 +24,9 @@ struct scene {
 
 /* Let the child fail in each call of its life: the message has the names on the way to it, and then
  * its words; nothing is left of its siblings or of the composite's memory. */
-void scene_check_failures(struct scene *scene, struct check_run *run);
+void scene_check_failures(struct check_run *run, struct scene *scene);
 
-/* check/composites/comp_depth.c, for the table of check/composites/comp.c */
-int32_t comp_count_refs(const struct check_subject *subject);
-void comp_run_cycles(struct check_run *run);
-void comp_run_missing(struct check_run *run);
-void comp_run_equal(struct check_run *run);
-void comp_run_deep(struct check_run *run);
+/* A case for each child. */
+int32_t scene_count_children(const struct check_subject *subject);
 
 #endif /* HOST_CHECK_COMPOSITES_SCENE_H */

@@ -52,8 +52,6 @@ bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
     return true;
 }
 
-CHECK_RUN(same_answer, caps_visit_problems(run, caps_look_same))
-
 /* ---- CAPS-02: what is accepted runs ---------------------------------------------------------- */
 
 /* The problem's own bounds, as far as memory for them is a small matter. */
@@ -106,8 +104,6 @@ static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
         return true;
     return run_problem(visit, p, &spec);
 }
-
-CHECK_RUN(accepted, caps_visit_problems(run, look_runs))
 
 /* ---- CAPS-03: what is refused stays refused -------------------------------------------------- */
 
@@ -199,9 +195,6 @@ bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
     subject->type->ops->destroy(instance);
     return good;
 }
-
-CHECK_RUN(refused, caps_visit_problems(run, caps_look_create))
-CHECK_RUN(refused_bounds, caps_visit_problems(run, caps_look_bounds))
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
@@ -364,8 +357,6 @@ static bool look_new_tokens(struct caps_visit *visit, const struct caps_problem 
     return true;
 }
 
-CHECK_RUN(new_tokens, caps_visit_problems(run, look_new_tokens))
-
 /* ---- KV-14: scales per token ----------------------------------------------------------------- */
 
 static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p,
@@ -378,8 +369,6 @@ static bool look_as_given(struct caps_visit *visit, const struct caps_problem *p
         return true;
     return caps_tell(visit, p, "with scales per token reads_new_kv_unquantised lacks a mode");
 }
-
-CHECK_RUN(as_given, caps_visit_problems(run, look_as_given))
 
 /* ---- CAPS-12: promises ----------------------------------------------------------------------- */
 
@@ -400,8 +389,6 @@ bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
     return caps_tell(visit, p,
                      "the verdict has a promise that it has no more when need_notes asks for it");
 }
-
-CHECK_RUN(promises, caps_visit_problems(run, caps_look_promises))
 
 /* ---- CAPS-11: ids of layers -------------------------------------------------------------------
  */
@@ -448,32 +435,17 @@ static void run_layer_ids(struct check_run *run)
     rig_close(&rig);
 }
 
-CHECK_RUN(reasons, caps_visit_problems(run, caps_look_reasons))
-CHECK_RUN(listed, caps_visit_problems(run, caps_look_listed))
-CHECK_RUN(language, caps_visit_problems(run, caps_look_language))
-CHECK_RUN(capacity, caps_visit_problems(run, caps_look_capacity))
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
+CHECK_RUN(accepted, caps_visit_problems(run, look_runs))
+CHECK_RUN(new_tokens, caps_visit_problems(run, look_new_tokens))
+CHECK_RUN(as_given, caps_visit_problems(run, look_as_given))
+
 const struct check check_caps[] = {
-    CHECK_ROW("CAPS-01", same_answer, caps_count_cases, 0,
-              "query gives equal answers to equal questions, and does not change the question"),
     CHECK_ROW("CAPS-02", accepted, caps_count_cases, CHECK_NEEDS_COMPUTE,
               "a problem that query accepts can be created and planned, and its results are right"),
-    CHECK_ROW("CAPS-03", refused, caps_count_cases, 0,
-              "create refuses with UNSUPPORTED every problem that query refuses"),
-    CHECK_ROW("CAPS-03", refused_bounds, caps_count_cases, 0,
-              "metadata_size and metadata_create refuse bounds that query refuses"),
-    CHECK_ROW("CAPS-04", reasons, caps_count_cases, 0,
-              "a refusal gives all its reasons, and no others"),
-    CHECK_ROW("CAPS-04", listed, caps_count_cases, 0,
-              "a problem changed to what a reason accepts is not refused for the same field again"),
     CHECK_ROW("CAPS-05", unknown, count_unknown, 0,
               "query refuses an unknown bit, id or enumerator, and names its field"),
-    CHECK_ROW("CAPS-06", language, caps_count_cases, 0,
-              "`accepted` is a list of numbers, ranges and words"),
-    CHECK_ROW("CAPS-07", capacity, caps_count_cases, 0,
-              "query counts all reasons, and writes those that fit into the caller's array"),
     CHECK_ROW("CAPS-08", new_tokens, caps_count_cases, 0,
               "the verdict fixes for each mode whether new tokens are read rounded or as given"),
     CHECK_ROW("KV-14", as_given, caps_count_cases, 0,
@@ -482,7 +454,5 @@ const struct check check_caps[] = {
               "query refuses device types that are only memory"),
     CHECK_ROW("CAPS-11", layer_ids, count_layer_ids, 0,
               "create refuses layer ids that are negative or not unique"),
-    CHECK_ROW("CAPS-12", promises, caps_count_cases, 0,
-              "a note that is a promise is accepted in need_notes, and then kept"),
     {.rule = NULL},
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * caps.h: the checks of query that are about any kind of layer: caps.c and caps_reasons.c have them, and caps_kinds.c
- * runs them on latent and linear layers, too.
+ * runs them on each.
  */
 #ifndef HOST_CHECK_CONTRACT_CAPS_H
 #define HOST_CHECK_CONTRACT_CAPS_H

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps_kinds.c: is what query answers about latent and linear layers true, and all of it? What
- * caps.c and caps_reasons.c ask about softmax layers, of problems whose own numbers are set to
- * anything: ranks, parts of a head, forms, families, flags, widths, states. And of every kind: does
- * metadata need as little as the verdict has said?
+ * caps_kinds.c: is what query answers about each kind of layer true, and all of it? Problems of softmax layers, and of
+ * latent and linear ones, whose own numbers are set to anything: ranks, parts of a head, forms, families, flags, widths,
+ * states. And does metadata need as little as the verdict has said?
  */
 #include "host/check/contract/caps.h"
 
@@ -97,24 +96,6 @@ static bool look_promised(struct caps_visit *visit, const struct caps_problem *p
     }
     return true;
 }
-
-/* ---- Random problems ------------------------------------------------------------------------- */
-
-#define BOTH_KINDS(name, look)                                                                     \
-    CHECK_RUN(mla_##name, caps_visit_kind(run, ATTN_KIND_MLA, look))                               \
-    CHECK_RUN(linear_##name, caps_visit_kind(run, ATTN_KIND_LINEAR, look))
-
-BOTH_KINDS(same_answer, caps_look_same)
-BOTH_KINDS(created, look_created)
-BOTH_KINDS(refused, caps_look_create)
-BOTH_KINDS(refused_bounds, caps_look_bounds)
-BOTH_KINDS(reasons, caps_look_reasons)
-BOTH_KINDS(listed, caps_look_listed)
-BOTH_KINDS(language, caps_look_language)
-BOTH_KINDS(capacity, caps_look_capacity)
-BOTH_KINDS(promises, caps_look_promises)
-BOTH_KINDS(promised, look_promised)
-CHECK_RUN(promised, caps_visit_problems(run, look_promised))
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
@@ -216,46 +197,60 @@ CHECK_RUN(linear_unknown_any,
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROWS(rule, name, sentence)                                                                 \
-    {rule, "mla_" #name, sentence " (latent layers)", 0, count_mla, run_mla_##name, NULL},         \
-    {                                                                                              \
-        rule, "linear_" #name, sentence " (linear layers)", 0, count_linear, run_linear_##name,    \
-            NULL                                                                                   \
-    }
+/* What is made of random problems of each kind of layer and of query's answers. */
+#define LOOKS(name, look)                                                                          \
+    CHECK_RUN(name, caps_visit_problems(run, look))                                                \
+    CHECK_RUN(mla_##name, caps_visit_kind(run, ATTN_KIND_MLA, look))                               \
+    CHECK_RUN(linear_##name, caps_visit_kind(run, ATTN_KIND_LINEAR, look))
+#define KIND_ROWS(rule, name, sentence)                                                            \
+    CHECK_ROW(rule, mla_##name, count_mla, 0, sentence " (latent layers)"),                        \
+        CHECK_ROW(rule, linear_##name, count_linear, 0, sentence " (linear layers)")
+#define LOOK_ROWS(rule, name, sentence)                                                            \
+    CHECK_ROW(rule, name, caps_count_cases, 0, sentence), KIND_ROWS(rule, name, sentence)
+
+LOOKS(same_answer, caps_look_same)
+LOOKS(refused, caps_look_create)
+LOOKS(refused_bounds, caps_look_bounds)
+LOOKS(reasons, caps_look_reasons)
+LOOKS(listed, caps_look_listed)
+LOOKS(language, caps_look_language)
+LOOKS(capacity, caps_look_capacity)
+LOOKS(promises, caps_look_promises)
+LOOKS(promised, look_promised)
+CHECK_RUN(mla_created, caps_visit_kind(run, ATTN_KIND_MLA, look_created))
+CHECK_RUN(linear_created, caps_visit_kind(run, ATTN_KIND_LINEAR, look_created))
 
 const struct check check_caps_kinds[] = {
-    ROWS("CAPS-01", same_answer, "query gives equal answers to equal questions"),
-    ROWS("CAPS-02", created,
-         "a problem that query accepts can be created, and has a metadata size"),
-    ROWS("CAPS-03", refused, "create refuses with UNSUPPORTED every problem that query refuses"),
-    ROWS("CAPS-03", refused_bounds,
-         "metadata_size and metadata_create refuse bounds that query refuses"),
-    ROWS("CAPS-04", reasons, "a refusal gives all its reasons, and no others"),
-    ROWS("CAPS-04", listed,
-         "a problem changed to what a reason accepts is not refused for the same field again"),
+    LOOK_ROWS("CAPS-01", same_answer,
+              "query gives equal answers to equal questions, and does not change the question"),
+    KIND_ROWS("CAPS-02", created,
+              "a problem that query accepts can be created, and has a metadata size"),
+    LOOK_ROWS("CAPS-03", refused,
+              "create refuses with UNSUPPORTED every problem that query refuses"),
+    LOOK_ROWS("CAPS-03", refused_bounds,
+              "metadata_size and metadata_create refuse bounds that query refuses"),
+    LOOK_ROWS("CAPS-04", reasons, "a refusal gives all its reasons, and no others"),
+    LOOK_ROWS("CAPS-04", listed,
+              "a problem changed to what a reason accepts is not refused for the same field again"),
     CHECK_ROW("CAPS-05", mla_unknown, count_mla_unknown, 0,
               "query refuses an unknown bit, id or enumerator of latent layers"),
     CHECK_ROW("CAPS-05", linear_unknown, count_linear_unknown, 0,
               "query refuses an unknown bit, id or enumerator of linear layers"),
-    CHECK_ROW("CAPS-05", mla_unknown_any, count_mla_unknown_any, 0,
-              "query refuses latent layers with an unknown bit, id or enumerator that any layer "
-              "may have"),
-    CHECK_ROW("CAPS-05", linear_unknown_any, count_linear_unknown_any, 0,
-              "query refuses linear layers with an unknown bit, id or enumerator that any layer "
-              "may have"),
-    ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
-    ROWS("CAPS-07", capacity,
-         "query counts all reasons, and writes those that fit into the caller's array"),
-    ROWS("CAPS-12", promises, "a note that is a promise is accepted in need_notes, and then kept"),
+    CHECK_ROW(
+        "CAPS-05", mla_unknown_any, count_mla_unknown_any, 0,
+        "query refuses an unknown bit, id or enumerator that any layer may have (latent layers)"),
+    CHECK_ROW(
+        "CAPS-05", linear_unknown_any, count_linear_unknown_any, 0,
+        "query refuses an unknown bit, id or enumerator that any layer may have (linear layers)"),
+    LOOK_ROWS("CAPS-06", language, "`accepted` is a list of numbers, ranges and words"),
+    LOOK_ROWS("CAPS-07", capacity,
+              "query counts all reasons, and writes those that fit into the caller's array"),
+    LOOK_ROWS("CAPS-12", promises,
+              "a note that is a promise is accepted in need_notes, and then kept"),
     {.rule = NULL},
 };
 
 const struct check check_caps_memory[] = {
-    CHECK_ROW("WORK-02", promised, caps_count_cases, 0,
-              "metadata needs no more memory than the verdict says"),
-    CHECK_ROW("WORK-02", mla_promised, count_mla, 0,
-              "metadata of latent layers needs no more memory than the verdict says"),
-    CHECK_ROW("WORK-02", linear_promised, count_linear, 0,
-              "metadata of linear layers needs no more memory than the verdict says"),
+    LOOK_ROWS("WORK-02", promised, "metadata needs no more memory than the verdict says"),
     {.rule = NULL},
 };

@@ -139,35 +139,34 @@ static void try_without_fault(struct kind_case *k)
         check_fail(k->run, "after forwards with a fault, one without: %s", host_error_text(&error));
 }
 
-/* Faults from `first` to `last`, each of every operand that may have it. */
-static void try_faults(struct check_run *run, int first, int last)
+/* The relation's faults, each of every operand that may have it. */
+static void judge_faults(struct kind_case *k)
 {
     const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
-    struct kind_case k;
-    if (kind_open(&k, run))
-        k.session = kind_session(&k, run->subject, &exactly);
-    for (int which = first; k.session && which <= last; which++)
+    const struct relation *relation = k->run->check->relation;
+    if (relation->last_fault <= READ_ONLY && k->run->subject->device->type != ATTN_DEVICE_CPU) {
+        check_skip(k->run, "this is about calls on a CPU");
+        return;
+    }
+    if (kind_make(k))
+        k->session = kind_session(k, k->run->subject, &exactly);
+    for (int which = relation->first_fault; k->session && which <= relation->last_fault; which++)
         for (uint32_t role = 0; role < (faults[which].of ? ATTN_ROLE_COUNT : 1); role++)
-            if (!faults[which].of || kind_operand(&k, role) & faults[which].of)
-                try_fault(&k, which, role);
-    if (k.session && run->code == CHECK_PASS)
-        try_without_fault(&k);
-    kind_close(&k);
+            if (!faults[which].of || kind_operand(k, role) & faults[which].of)
+                try_fault(k, which, role);
+    if (k->session && k->run->code == CHECK_PASS)
+        try_without_fault(k);
 }
 
-static void try_on_cpu(struct check_run *run, int fault)
-{
-    if (run->subject->device->type == ATTN_DEVICE_CPU)
-        try_faults(run, fault, fault);
-    else
-        check_skip(run, "this is about calls on a CPU");
-}
-
-CHECK_RUN(no_capture, try_on_cpu(run, CAPTURING))
-CHECK_RUN(read_only, try_on_cpu(run, READ_ONLY))
-CHECK_RUN(roles, try_faults(run, NO_OPERAND, NARROW))
-CHECK_RUN(missing_scale, try_faults(run, NO_SCALE, NO_SCALE))
-CHECK_RUN(few_scales, try_faults(run, NO_VALUE, NO_ARRAY))
+#define WITH(first, last)                                                                          \
+    {                                                                                              \
+        .judge = judge_faults, .first_fault = first, .last_fault = last                            \
+    }
+static const struct relation capturing = WITH(CAPTURING, CAPTURING),
+                             read_only = WITH(READ_ONLY, READ_ONLY),
+                             without_operand = WITH(NO_OPERAND, NARROW),
+                             without_scale = WITH(NO_SCALE, NO_SCALE),
+                             other_scale = WITH(NO_VALUE, NO_ARRAY);
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -181,49 +180,47 @@ static void change_slots(struct linear_spec *spec, int32_t index)
 /* Logits of an indexer are an operand. */
 SPEC_CHANGE(keep_logits, spec->indexer.by_steps = spec->indexer.heads > 0)
 
-#define SOME_LATENTS(forms, dims, ...) LATENT_CASES(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
-#define FP8_OPERANDS                   {AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, PLAIN_AND_QUANTISED
-#define EACH                           SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, BIT(0)})
+#define SOME_LATENTS(forms, dims, ...) LATENT(forms, MLA_LATENT, BIT(dims), __VA_ARGS__)
+#define FP8_OPERANDS                   EACH(INPUTS), OF(OUT, E4M3), PLAIN_AND_QUANTISED
+#define PLAIN                          SOFTMAX(BOTH_PHASES, NTH(LAYOUT, 0))
 
 const struct check check_faults[] = {
-    KIND_ROW("KV-05", "missing_scale", missing_scale, 0, "a missing scale is INVALID_ARGUMENT",
-             SOFTMAX_CASES(QUANTISED, BOTH_PHASES)),
-    KIND_ROW("KV-05", "missing_input_scale", missing_scale, 0,
-             "a missing scale of q, k, v or the output is INVALID_ARGUMENT",
-             SOFTMAX_CASES(FP8_OPERANDS, BOTH_PHASES)),
-    KIND_ROW("KV-05", "mla_missing_scale", missing_scale, 0,
-             "a missing scale of a latent cache is named",
-             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, SCALED, BOTH_PHASES)),
-    KIND_ROW("KV-05", "few_scales", few_scales, 0,
-             "scales of a wrong count or granularity are INVALID_ARGUMENT",
-             SOFTMAX_CASES(QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
-    KIND_ROW(
-        "KV-05", "few_input_scales", few_scales, 0,
+    ROW_NEEDS("KV-05", missing_scale, without_scale, 0, "a missing scale is INVALID_ARGUMENT",
+              SOFTMAX(QUANTISED, BOTH_PHASES)),
+    ROW_NEEDS("KV-05", missing_input_scale, without_scale, 0,
+              "a missing scale of q, k, v or the output is INVALID_ARGUMENT",
+              SOFTMAX(FP8_OPERANDS, BOTH_PHASES)),
+    ROW_NEEDS("KV-05", mla_missing_scale, without_scale, 0,
+              "a missing scale of a latent cache is named",
+              SOME_LATENTS(BOTH_FORMS, MLA_SMALL, SCALED, BOTH_PHASES)),
+    ROW_NEEDS("KV-05", few_scales, other_scale, 0,
+              "scales of a wrong count or granularity are INVALID_ARGUMENT",
+              SOFTMAX(QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
+    ROW_NEEDS(
+        "KV-05", few_input_scales, other_scale, 0,
         "scales of q, k, v or the output with a wrong count or granularity are INVALID_ARGUMENT",
-        SOFTMAX_CASES(FP8_OPERANDS, BOTH_PHASES)),
-    KIND_ROW("KV-05", "mla_few_scales", few_scales, 0,
-             "a latent cache's scale with a wrong count or granularity is INVALID_ARGUMENT",
-             SOME_LATENTS(MLA_ABSORBED, MLA_ONE_BLOCK, SCALED, BOTH_PHASES, SAVED_OR_NOT)),
-    ALL_KIND_ROWS("CAPT-01", no_capture, CHECK_NEEDS_COMPUTE,
-                  "on a CPU a call with ATTN_FORWARD_CAPTURING is CAPTURE_UNSUPPORTED", EACH,
-                  SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES), LINEAR_CASES(change_slots, 1)),
-    ALL_KIND_ROWS("PURE-02", read_only, CHECK_NEEDS_COMPUTE,
-                  "a read-only operand that the call would write is INVALID_ARGUMENT", EACH,
-                  SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES), LINEAR_CASES(change_slots, 1)),
-    KIND_ROW("ERR-05", "chosen_roles", roles, CHECK_NEEDS_COMPUTE,
-             "a missing operand of a sparse layer is named",
-             SPARSE_CASES(CHOICE_GIVEN, BOTH_PHASES)),
-    KIND_ROW("ERR-05", "sparse_roles", roles, CHECK_NEEDS_COMPUTE,
-             "a missing, unsaved or narrow operand of a sparse layer over latents is named",
-             LATENT_VARIED(keep_logits, 1, MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL),
-                           {AXIS_CHOICE, BIT(CHOICE_GIVEN) | BIT(CHOICE_E4M3)}, BOTH_PHASES)),
-    KIND_ROW("PURE-02", "sparse_read_only", read_only, CHECK_NEEDS_COMPUTE,
-             "a read-only operand that a sparse layer's call would write is INVALID_ARGUMENT",
-             SPARSE_LATENT_CASES(BOTH_PHASES)),
-    KIND_ROW("ERR-05", "mla_roles", roles, CHECK_NEEDS_COMPUTE,
-             "a missing operand of a latent layer is named",
-             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
-    KIND_ROW("ERR-05", "linear_roles", roles, CHECK_NEEDS_COMPUTE,
-             "a missing operand of a linear layer is named", LINEAR_CASES(change_slots, 1)),
+        SOFTMAX(FP8_OPERANDS, BOTH_PHASES)),
+    ROW_NEEDS("KV-05", mla_few_scales, other_scale, 0,
+              "a latent cache's scale with a wrong count or granularity is INVALID_ARGUMENT",
+              SOME_LATENTS(MLA_ABSORBED, MLA_ONE_BLOCK, SCALED, BOTH_PHASES, SAVED_OR_NOT)),
+    ALL_ROWS("CAPT-01", no_capture, capturing, CHECK_NEEDS_COMPUTE,
+             "on a CPU a call with ATTN_FORWARD_CAPTURING is CAPTURE_UNSUPPORTED", PLAIN,
+             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES), LINEAR(change_slots, 1)),
+    ALL_ROWS("PURE-02", read_only, read_only, CHECK_NEEDS_COMPUTE,
+             "a read-only operand that the call would write is INVALID_ARGUMENT", PLAIN,
+             SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES), LINEAR(change_slots, 1)),
+    ROW_AS("ERR-05", chosen_roles, without_operand, "a missing operand of a sparse layer is named",
+           SPARSE(GIVEN, BOTH_PHASES)),
+    ROW_AS("ERR-05", sparse_roles, without_operand,
+           "a missing, unsaved or narrow operand of a sparse layer over latents is named",
+           LATENT_VARIED(keep_logits, 1, MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL),
+                         OF(CHOICE, GIVEN, E4M3), BOTH_PHASES)),
+    ROW_AS("PURE-02", sparse_read_only, read_only,
+           "a read-only operand that a sparse layer's call would write is INVALID_ARGUMENT",
+           SPARSE_LATENT(BOTH_PHASES)),
+    ROW_AS("ERR-05", mla_roles, without_operand, "a missing operand of a latent layer is named",
+           SOME_LATENTS(BOTH_FORMS, MLA_SMALL, BOTH_PHASES)),
+    ROW_AS("ERR-05", linear_roles, without_operand, "a missing operand of a linear layer is named",
+           LINEAR(change_slots, 1)),
     {.rule = NULL},
 };

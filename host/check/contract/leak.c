@@ -4,7 +4,7 @@
  * that succeed. Counted are allocations from services, the heap and the address space of the
  * process, and the device's memory; what a backend maps and never touches is seen by the second.
  */
-#include "host/check/contract/contract.h"
+#include "host/check/check.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -79,11 +79,6 @@ static void refuse_memory(struct check_run *run, struct rig *rig, struct service
     }
 }
 
-void check_leak_create(struct check_run *run)
-{
-    with_counter(run, refuse_memory);
-}
-
 /* Problems that query refuses, the last of two groups. */
 static void refuse_one(struct check_run *run, struct rig *rig, struct service_counter *counter,
                        const char *what)
@@ -118,11 +113,6 @@ static void refuse_problems(struct check_run *run, struct rig *rig, struct servi
     *group = kept_group;
 }
 
-void check_leak_unsupported(struct check_run *run)
-{
-    with_counter(run, refuse_problems);
-}
-
 /* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
 static void create_with_ids(struct check_run *run, struct rig *rig, struct service_counter *counter,
                             const char *what)
@@ -146,11 +136,6 @@ static void refuse_ids(struct check_run *run, struct rig *rig, struct service_co
     last->layer_id = -1;
     create_with_ids(run, rig, counter, "a layer_id of -1");
     last->layer_id = kept;
-}
-
-void check_leak_layer_ids(struct check_run *run)
-{
-    with_counter(run, refuse_ids);
 }
 
 static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -198,11 +183,6 @@ static void refuse_metadata(struct check_run *run, struct rig *rig, struct servi
     rig_session_close(&session, rig);
     if (run->code == CHECK_PASS && service_counter_left(counter))
         check_fail(run, "after destroy there is %s", service_counter_left(counter));
-}
-
-void check_leak_metadata_create(struct check_run *run)
-{
-    with_counter(run, refuse_metadata);
 }
 
 /* ---- A thousand ------------------------------------------------------------------------------ */
@@ -341,32 +321,48 @@ static bool make_metadata(struct check_run *run, struct rig *rig, struct rig_ses
 }
 
 /* Rounds with a session whose memory they use. */
-static void run_thousand(struct check_run *run, round_fn round, const char *what)
+static void run_thousand(struct check_run *run, struct rig *rig, struct service_counter *counter,
+                         round_fn round, const char *what)
 {
-    struct rig rig;
     struct rig_session session;
-    struct service_counter counter;
-    if (!rig_open(&rig, run, run->seed))
+    if (!rig_session_open(&session, rig, run))
         return;
-    service_counter_init(&counter, rig.services);
-    rig.services = &counter.table;
-    if (rig_session_open(&session, &rig, run)) {
-        rig.ops->metadata_destroy(session.metadata);
-        session.metadata = NULL;
-        run_rounds(run, &rig, &session, round, what);
-        rig_session_close(&session, &rig);
-        if (run->code == CHECK_PASS && service_counter_left(&counter))
-            check_fail(run, "a thousand %s leak %s", what, service_counter_left(&counter));
-    }
-    rig_close(&rig);
+    rig->ops->metadata_destroy(session.metadata);
+    session.metadata = NULL;
+    run_rounds(run, rig, &session, round, what);
+    rig_session_close(&session, rig);
+    if (run->code == CHECK_PASS && service_counter_left(counter))
+        check_fail(run, "a thousand %s leak %s", what, service_counter_left(counter));
 }
 
-void check_leak_instances(struct check_run *run)
+static void make_instances(struct check_run *run, struct rig *rig, struct service_counter *counter)
 {
-    run_thousand(run, make_instance, "instances");
+    run_thousand(run, rig, counter, make_instance, "instances");
 }
 
-void check_leak_metadata(struct check_run *run)
+static void make_metadatas(struct check_run *run, struct rig *rig, struct service_counter *counter)
 {
-    run_thousand(run, make_metadata, "metadata");
+    run_thousand(run, rig, counter, make_metadata, "metadata");
 }
+
+/* ---- Table ----------------------------------------------------------------------------------- */
+
+CHECK_RUN(create_without_memory, with_counter(run, refuse_memory))
+CHECK_RUN(create_unsupported, with_counter(run, refuse_problems))
+CHECK_RUN(create_layer_ids, with_counter(run, refuse_ids))
+CHECK_RUN(metadata_without_memory, with_counter(run, refuse_metadata))
+CHECK_RUN(instances, with_counter(run, make_instances))
+CHECK_RUN(metadata, with_counter(run, make_metadatas))
+
+const struct check check_leak[] = {
+    CHECK_ROW("LIFE-04", create_without_memory, NULL, 0,
+              "create fails without a leak if any of its allocations fails"),
+    CHECK_ROW("LIFE-04", create_unsupported, NULL, 0,
+              "create of a problem that query refuses fails without a leak"),
+    CHECK_ROW("LIFE-04", create_layer_ids, NULL, 0,
+              "a create that refuses layer ids does not leak"),
+    CHECK_ROW("LIFE-04", metadata_without_memory, NULL, 0, "metadata_create fails without a leak"),
+    CHECK_ROW("LIFE-07", instances, NULL, CHECK_ALONE, "a thousand instances leak no memory"),
+    CHECK_ROW("LIFE-07", metadata, NULL, CHECK_ALONE, "a thousand metadata leak no memory"),
+    {.rule = NULL},
+};

@@ -3,7 +3,7 @@
  * life.c: the group LIFE: what may be called when, and what is left afterwards;
  * check/contract/leak.c has what counts memory.
  */
-#include "host/check/contract/contract.h"
+#include "host/check/check.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -288,15 +288,6 @@ const struct check check_life[] = {
     CHECK_ROW("LIFE-02", pairs, NULL, 0, "after fini the plugin can be initialised and used again"),
     CHECK_ROW("LIFE-03", destroy_null, NULL, 0,
               "destroy(NULL) and metadata_destroy(NULL) do nothing"),
-    {"LIFE-04", "create_without_memory",
-     "create fails without a leak if any of its allocations fails", 0, NULL, check_leak_create,
-     NULL},
-    {"LIFE-04", "create_unsupported", "create of a problem that query refuses fails without a leak",
-     0, NULL, check_leak_unsupported, NULL},
-    {"LIFE-04", "create_layer_ids", "a create that refuses layer ids does not leak", 0, NULL,
-     check_leak_layer_ids, NULL},
-    {"LIFE-04", "metadata_without_memory", "metadata_create fails without a leak", 0, NULL,
-     check_leak_metadata_create, NULL},
     CHECK_ROW("LIFE-05", arguments, rig_count_seeds, 0,
               "an instance does not read its problems after create"),
     CHECK_ROW("LIFE-06", states, rig_count_seeds, 0,
@@ -304,10 +295,6 @@ const struct check check_life[] = {
               "is INVALID_ARGUMENT"),
     CHECK_ROW("LIFE-06", replan, rig_count_seeds, CHECK_NEEDS_COMPUTE,
               "a forward computes the batch that was planned last"),
-    {"LIFE-07", "instances", "a thousand instances leak no memory", CHECK_ALONE, NULL,
-     check_leak_instances, NULL},
-    {"LIFE-07", "metadata", "a thousand metadata leak no memory", CHECK_ALONE, NULL,
-     check_leak_metadata, NULL},
     CHECK_ROW("LIFE-08", threads, NULL, 0, "no thread of the plugin is left after fini"),
     CHECK_ROW("LIFE-09", context, NULL, CHECK_NEEDS_CUDA,
               "the primary context is current when a slot returns"),

@@ -67,6 +67,6 @@ CHECK_RUN(times, rig_with_session(run, measure_all))
 const struct check check_perf[] = {
     {"PERF-01", "overhead",
      "planning a small batch and calling a forward of it each take less than a millisecond",
-     CHECK_ALONE, NULL, run_times, NULL},
+     CHECK_ALONE, NULL, run_times, NULL, NULL},
     {.rule = NULL},
 };

@@ -460,7 +460,7 @@ static void convert_role(struct check_run *run, const struct case_spec *spec, co
 }
 
 static const struct grid_choice shapes[GRID_MAX_CHOICES + 1] = {
-    {AXIS_KV, ALL}, {AXIS_DIM, 7}, {AXIS_V_DIM, 3}, {AXIS_HEADS, 3}, {AXIS_PAGE, 7}};
+    EACH(KV), FIRST(DIM, 3), FIRST(V_DIM, 2), FIRST(HEADS, 2), FIRST(PAGE, 3)};
 
 /* All shapes in one case: a conversion takes no time. */
 static void run_round_trip(struct check_run *run)
@@ -491,10 +491,7 @@ static void run_round_trip(struct check_run *run)
 /* ---- What is computed ------------------------------------------------------------------------ */
 
 static const struct grid_choice computed[GRID_MAX_CHOICES + 1] = {
-    THREE_MODES,
-    {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_CACHE)},
-    {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)},
-    {AXIS_PAGE, 3}};
+    THREE_MODES, OF(SOURCE, SAVED, UNSAVED, CACHE), OF(KV, AS_Q, E4M3_PER_HEAD), FIRST(PAGE, 2)};
 
 CHECK_COUNT(numerics, count_in_layouts(subject, computed, 0, NULL))
 
@@ -524,7 +521,7 @@ const struct check check_private[] = {
     CHECK_ROW("PRIV-02", places, count_operands, CHECK_NEEDS_COMPUTE,
               "a private operand means the same at any address and strides, and is not written"),
     {"PRIV-05", "layouts", "a vendor's own layouts can be converted from and to kv.nhd/1", 0, NULL,
-     run_extension, NULL},
+     run_extension, NULL, NULL},
     CHECK_ROW("PRIV-06", round_trip, NULL, 0,
               "layout conversions copy every element and nothing else"),
     CHECK_CASES("PRIV-07", numerics,

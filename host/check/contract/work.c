@@ -505,7 +505,7 @@ const struct check check_work[] = {
               "it is touched"),
     {"WORK-03", "too_small",
      "a region that is one byte too small, or absent, is BUFFER_TOO_SMALL with the required size",
-     0, NULL, run_small, NULL},
+     0, NULL, run_small, NULL, NULL},
     CHECK_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT"),
     CHECK_ROW("WORK-04", scratch, rig_count_seeds, 0,
@@ -514,7 +514,7 @@ const struct check check_work[] = {
               "a forward leaves the ZEROED regions in the state that the next forward needs"),
     {"WORK-06", "bounds",
      "a batch beyond a bound is INVALID_ARGUMENT, and the message names the bound", 0,
-     rig_count_seeds, run_beyond, NULL},
+     rig_count_seeds, run_beyond, NULL, NULL},
     CHECK_ROW("WORK-06", parts, rig_count_seeds, 0,
               "a batch with parts that the bounds exclude is INVALID_ARGUMENT, and the message "
               "names the parts"),

@@ -34,18 +34,16 @@ CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_arrays_forgotten[] = {
-    JUDGED_ROW("PURE-06", types_forgotten,
-               "no forward, in any mode, reads the host arrays that its batch was planned from",
-               SOFTMAX_SMALL(keep_on_host, 1, {AXIS_TYPE, ALL}, {AXIS_MODE, ALL}, SAVED_OR_NOT)),
-    JUDGED_ROW("PURE-06", masks_forgotten,
-               "no forward, under any mask or with items, reads the host arrays that its batch "
-               "was planned from",
-               SOFTMAX_SMALL(keep_on_host, 1, {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_VERIFY)},
-                             {AXIS_MASK, ALL})),
-    JUDGED_ROW("PURE-06", mla_forgotten,
-               "no forward of a latent layer reads the host arrays that its batch was planned from",
-               SMALL_VARIED(keep_on_host, 1, {AXIS_MODE, ALL},
-                            {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_QLEN)})),
+    ROW("PURE-06", types_forgotten,
+        "no forward, in any mode, reads the host arrays that its batch was planned from",
+        SOFTMAX_SMALL(keep_on_host, 1, EACH(TYPE), EACH(MODE), SAVED_OR_NOT)),
+    ROW("PURE-06", masks_forgotten,
+        "no forward, under any mask or with items, reads the host arrays that its batch "
+        "was planned from",
+        SOFTMAX_SMALL(keep_on_host, 1, OF(MODE, EXTEND, VERIFY), EACH(MASK))),
+    ROW("PURE-06", mla_forgotten,
+        "no forward of a latent layer reads the host arrays that its batch was planned from",
+        SMALL_VARIED(keep_on_host, 1, EACH(MODE), OF(MASK, LAYER, QLEN))),
     CHECK_CASES(
         "PURE-06", linear_forgotten,
         "no forward of a linear layer reads the host arrays that its batch was planned from"),

@@ -34,31 +34,31 @@ struct borders find_borders(accepts_value accepts, void *ctx)
 
 /* ---- Axes ------------------------------------------------------------------------------------ */
 
-#define OF(member) offsetof(struct case_spec, member)
+#define AT(member) offsetof(struct case_spec, member)
 static const struct axis softmax_axes[SOFTMAX_AXES] = {
-    {"head_dim", 1024, OF(head_dim), 0, 0},
-    {"v_head_dim", 1024, OF(v_head_dim), 0, 0},
-    {"head_dim and v_head_dim", 1024, OF(head_dim), OF(v_head_dim), 0},
-    {"num_kv_heads", 66, OF(num_kv_heads), OF(num_q_heads), 0},
-    {"num_q_heads for a KV head", 130, OF(num_q_heads), OF(num_kv_heads), 1},
-    {"page_size", 700, OF(page_size), 0, 0},
-    {"window_left", INT32_MAX, OF(window_left), 0, 0},
-    {"window_right", INT32_MAX, OF(window_right), OF(window_left), 4},
-    {"attention_chunk", INT32_MAX, OF(attention_chunk), 0, 0},
+    {"head_dim", 1024, AT(head_dim), 0, 0},
+    {"v_head_dim", 1024, AT(v_head_dim), 0, 0},
+    {"head_dim and v_head_dim", 1024, AT(head_dim), AT(v_head_dim), 0},
+    {"num_kv_heads", 66, AT(num_kv_heads), AT(num_q_heads), 0},
+    {"num_q_heads for a KV head", 130, AT(num_q_heads), AT(num_kv_heads), 1},
+    {"page_size", 700, AT(page_size), 0, 0},
+    {"window_left", INT32_MAX, AT(window_left), 0, 0},
+    {"window_right", INT32_MAX, AT(window_right), AT(window_left), 4},
+    {"attention_chunk", INT32_MAX, AT(attention_chunk), 0, 0},
 };
 static const struct axis latent_axes[LATENT_AXES] = {
-    {"kv_lora_rank", 1024, OF(latent.kv_lora_rank), 0, 0},
-    {"rope_dim", 1024, OF(latent.rope_dim), 0, 0},
-    {"nope_dim", 1024, OF(latent.nope_dim), 0, 0},
-    {"v_head_dim", 1024, OF(latent.v_dim), 0, 0},
-    {"num_q_heads", 66, OF(num_q_heads), 0, 0},
-    {"page_size", 700, OF(page_size), 0, 0},
+    {"kv_lora_rank", 1024, AT(latent.kv_lora_rank), 0, 0},
+    {"rope_dim", 1024, AT(latent.rope_dim), 0, 0},
+    {"nope_dim", 1024, AT(latent.nope_dim), 0, 0},
+    {"v_head_dim", 1024, AT(latent.v_dim), 0, 0},
+    {"num_q_heads", 66, AT(num_q_heads), 0, 0},
+    {"page_size", 700, AT(page_size), 0, 0},
 };
 static const struct axis linear_axes[LINEAR_AXES] = {
-    {"head_k_dim", 512, OF(linear.k_dim), 0, 0},
-    {"head_v_dim", 512, OF(linear.v_dim), 0, 0},
-    {"num_v_heads", 128, OF(linear.v_heads), 0, 0},
-    {"conv_width", 64, OF(linear.width), 0, 0},
+    {"head_k_dim", 512, AT(linear.k_dim), 0, 0},
+    {"head_v_dim", 512, AT(linear.v_dim), 0, 0},
+    {"num_v_heads", 128, AT(linear.v_heads), 0, 0},
+    {"conv_width", 64, AT(linear.width), 0, 0},
 };
 
 const struct axis *axes_of(const struct kind_case *k, int32_t *count)

@@ -111,20 +111,24 @@ static void judge_line(struct line *line, bool beyond)
     }
 }
 
-static void run_line(struct check_run *run, bool beyond)
+static void judge_axis(struct kind_case *k, bool beyond)
 {
-    struct line line;
+    struct line line = {.k = *k};
     int32_t count;
-    if (kind_find(&line.k, run)) {
-        axes_make_short(&line.k);
-        line.axis = &axes_of(&line.k, &count)[line.k.variant];
-        judge_line(&line, beyond);
-    }
-    kind_close(&line.k);
+    axes_make_short(&line.k);
+    line.axis = &axes_of(&line.k, &count)[line.k.variant];
+    judge_line(&line, beyond);
 }
 
-CHECK_RUN(borders, run_line(run, false))
-CHECK_RUN(beyond, run_line(run, true))
+static void judge_borders(struct kind_case *k)
+{
+    judge_axis(k, false);
+}
+
+static void judge_beyond(struct kind_case *k)
+{
+    judge_axis(k, true);
+}
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
@@ -219,31 +223,30 @@ static void climb_all(struct kind_case *k)
     subject->type->ops->destroy(instance);
 }
 
-CHECK_RUN(climb, kind_use(run, climb_all))
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 /* So many variants of plain cases in both phases. */
-#define SOFTMAX(number)                                                                            \
-    (&(const struct kind_cases){.kind = &softmax_layers,                                           \
-                                .choices = {BOTH_PHASES, {AXIS_LAYOUT, BIT(0)}},                   \
-                                .variants = number})
-#define LATENT(number)                                                                             \
-    (&(const struct kind_cases){                                                                   \
-        .kind = &latent_layers,                                                                    \
-        .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES)},              \
-        .variants = number})
-#define LINEAR(number) LINEAR_CASES(axes_make_linear_short, number)
+#define PLAIN(number)                                                                              \
+    CASES_OF(.kind = &softmax_layers, .choices = {BOTH_PHASES, NTH(LAYOUT, 0)}, .variants = number)
+#define PLAIN_LATENT(number)                                                                       \
+    CASES_OF(.kind = &latent_layers,                                                               \
+             .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES)},         \
+             .variants = number)
+#define PLAIN_LINEAR(number) LINEAR(axes_make_linear_short, number)
+#define ALL_AXES             PLAIN(SOFTMAX_AXES), PLAIN_LATENT(LATENT_AXES), PLAIN_LINEAR(LINEAR_AXES)
+#define IN_ONE               PLAIN(1), PLAIN_LATENT(1), PLAIN_LINEAR(1)
+
+static const struct relation at_borders = {.judge = judge_borders},
+                             beyond_borders = {.judge = judge_beyond},
+                             climbing = {.judge = climb_all};
 
 const struct check check_borders[] = {
-    ALL_KIND_ROWS(
-        "CAPS-02", borders, CHECK_NEEDS_COMPUTE,
-        "results are right at the smallest and largest value of each axis that query accepts",
-        SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
-    ALL_KIND_ROWS("CAPS-03", beyond, 0,
-                  "create refuses the first value beyond each axis's range, as query does",
-                  SOFTMAX(SOFTMAX_AXES), LATENT(LATENT_AXES), LINEAR(LINEAR_AXES)),
-    ALL_KIND_ROWS("WORK-02", climb, 0, "no region becomes smaller at any step of any bound",
-                  SOFTMAX(1), LATENT(1), LINEAR(1)),
+    ALL_ROWS("CAPS-02", borders, at_borders, CHECK_NEEDS_COMPUTE,
+             "results are right at the smallest and largest value of each axis that query accepts",
+             ALL_AXES),
+    ALL_ROWS("CAPS-03", beyond, beyond_borders, 0,
+             "create refuses the first value beyond each axis's range, as query does", ALL_AXES),
+    ALL_ROWS("WORK-02", climb, climbing, 0, "no region becomes smaller at any step of any bound",
+             IN_ONE),
     {.rule = NULL},
 };

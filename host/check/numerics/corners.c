@@ -66,41 +66,37 @@ static bool accepts_at(void *ctx, int32_t value)
     return make_at(ctx, value, &at);
 }
 
-static void run_corners(struct check_run *run)
+static void judge_corners(struct kind_case *k)
 {
-    struct draw draw = {.seed = run->seed};
-    struct corner corner;
+    struct draw draw = {.seed = k->run->seed};
+    struct corner corner = {.k = *k};
     int32_t order[MOST_AXES], count;
-    bool found = kind_find(&corner.k, run);
-    const struct axis *axes = axes_of(&corner.k, &count);
+    const struct axis *axes = axes_of(k, &count);
     axes_make_short(&corner.k);
     shuffle(&draw, count, order);
-    for (int32_t n = 0; n < count && found; n++) {
+    for (int32_t n = 0; n < count; n++) {
         corner.axis = &axes[order[n]];
         int32_t value = draw_end(&draw, accepts_at, &corner, corner.axis->most_run);
         struct kind_case at;
         if (value >= 0 && make_at(&corner, value, &at))
             corner.k = at;
     }
-    if (found)
-        kind_run(&corner.k);
-    kind_close(&corner.k);
+    kind_run(&corner.k);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
+static const struct relation in_corners = {.judge = judge_corners};
+
 const struct check check_corners[] = {
-    ALL_KIND_ROWS(
-        "CAPS-02", corners, CHECK_NEEDS_COMPUTE,
-        "results are right with several axes at the ends of their accepted ranges",
-        (&(const struct kind_cases){
-            .kind = &softmax_layers, .choices = {BOTH_PHASES}, .drawn = CORNERS}),
-        (&(const struct kind_cases){.kind = &latent_layers,
-                                    .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED,
-                                                           BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK),
-                                                           BOTH_PHASES, PLAIN_AND_QUANTISED)},
-                                    .drawn = CORNERS}),
-        (&(const struct kind_cases){
-            .kind = &linear_layers, .change = axes_make_linear_short, .drawn = CORNERS})),
+    ALL_ROWS("CAPS-02", corners, in_corners, CHECK_NEEDS_COMPUTE,
+             "results are right with several axes at the ends of their accepted ranges",
+             CASES_OF(.kind = &softmax_layers, .choices = {BOTH_PHASES}, .drawn = CORNERS),
+             CASES_OF(.kind = &latent_layers,
+                      .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+                                             BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), BOTH_PHASES,
+                                             PLAIN_AND_QUANTISED)},
+                      .drawn = CORNERS),
+             CASES_OF(.kind = &linear_layers, .change = axes_make_linear_short, .drawn = CORNERS)),
     {.rule = NULL},
 };

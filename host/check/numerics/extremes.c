@@ -8,6 +8,7 @@
 #include "host/check/cases/kind.h"
 
 #include <stdint.h>
+#include <stdio.h>
 
 /* ---- Scores ---------------------------------------------------------------------------------- */
 
@@ -83,8 +84,7 @@ SPEC_CHANGE(make_special, spec->special_values = true)
 static void make_lost(struct case_spec *spec, int32_t variant)
 {
     static const int32_t lost[] = {16, 130, 1100, 1 << 20};
-    static const int32_t lengths[][2] = {{1500, 3}, {20, 2}, {1030, 1}, {0, 5}};
-    case_set_lengths(spec, 4, lengths);
+    case_set_lengths(spec, "1500+3 20+2 1030+1 0+5");
     spec->lost_keys = lost[variant];
 }
 
@@ -93,75 +93,61 @@ static void make_lost(struct case_spec *spec, int32_t variant)
 SPEC_CHANGE(make_fewer_keys, spec->fewer_keys = true)
 
 /* Some rows see nothing of what they would, others do, on either side of where work is cut. */
-static void make_fewer_far(struct case_spec *spec, int32_t variant)
-{
-    static const int32_t lengths[][2] = {{20, 3}, {1000, 60}, {2035, 40}, {1000, 30}};
-    make_fewer_keys(spec, variant);
-    case_set_lengths(spec, 4, lengths);
-}
+SPEC_CHANGE(make_fewer_far,
+            (case_set_lengths(spec, "20+3 1000+60 2035+40 1000+30"), spec->fewer_keys = true))
 
 /* Numbers of rows next to those that work is cut into. */
 static void make_row_counts(struct case_spec *spec, int32_t variant)
 {
     static const int32_t counts[] = {63, 64, 65, 127, 128, 129, 131, 132, 133, 255, 256, 257};
-    const int32_t lengths[][2] = {{3, counts[variant] - variant % 2}, {0, 1}};
-    case_set_lengths(spec, 1 + variant % 2, lengths);
+    char lengths[20];
+    snprintf(lengths, sizeof lengths, variant % 2 ? "3+%d 0+1" : "3+%d",
+             counts[variant] - variant % 2);
+    case_set_lengths(spec, lengths);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_extremes[] = {
-    JUDGED_ROWS("MEAN-09", score_scales, "sm_scale may be negative, tiny or large",
-                SOFTMAX_SMALL(make_scaled, 7, BOTH_PHASES, {AXIS_DTYPE, ALL}, {AXIS_ALIBI, BIT(0)},
-                              {AXIS_LENGTHS, BIT(LENGTHS_SPLITS)}),
-                SMALL_VARIED(make_scaled, 7, BOTH_PHASES)),
-    JUDGED_ROWS("MEAN-09", caps, "logit_cap may be above or below all scores",
-                SOFTMAX_SMALL(make_capped, 8, BOTH_PHASES, {AXIS_CAP, BIT(1)},
-                              {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}),
-                SMALL_VARIED(make_capped, 8, {AXIS_CAP, BIT(1)}, BOTH_PHASES)),
-    JUDGED_ROW("MEAN-09", slopes, "ALiBi slopes may be 0, negative or steep",
-               SOFTMAX_SMALL(make_odd_slopes, 1, BOTH_PHASES, {AXIS_ALIBI, BIT(1)},
-                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
-    JUDGED_ROW("MEAN-05", positions_ahead, "explicit positions may be far from the key's index",
-               SOFTMAX_SMALL(make_ahead, 4, BOTH_PHASES,
-                             {AXIS_MASK, BIT(MASK_FULL_POSITIONS) | BIT(MASK_QLEN_POSITIONS)},
-                             {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_15)},
-                             {AXIS_CHUNK, BIT(0) | BIT(1)}, {AXIS_ALIBI, ALL})),
-    JUDGED_ROW(
-        "MEAN-06", endless_windows, "windows and chunks may be as large as an int32",
-        SOFTMAX_SMALL(make_endless, 4, {AXIS_WINDOW, BIT(WINDOW_BOTH)}, BOTH_PHASES,
-                      {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_NONE) | BIT(MASK_QLEN_POSITIONS)})),
-    JUDGED_ROW("KV-04", sizes, "keys, values and their scales may be tiny or large",
-               SOFTMAX_SMALL(make_sized, 5, BOTH_PHASES, {AXIS_DTYPE, ALL},
-                             {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD) | BIT(KV_E5M2)},
-                             SAVED_OR_NOT)),
-    JUDGED_ROW("KV-11", mla_sizes, "latents and their scales may be tiny or large",
-               SMALL_VARIED(make_sized, 5, BOTH_PHASES, PLAIN_AND_QUANTISED)),
-    JUDGED_ROW(
-        "KV-11", mla_packed_sizes, "packed latents and their scales may be tiny or large",
+    ROWS(
+        "MEAN-09", score_scales, "sm_scale may be negative, tiny or large",
+        SOFTMAX_SMALL(make_scaled, 7, BOTH_PHASES, EACH(DTYPE), NTH(ALIBI, 0), OF(LENGTHS, SPLITS)),
+        SMALL_VARIED(make_scaled, 7, BOTH_PHASES)),
+    ROWS("MEAN-09", caps, "logit_cap may be above or below all scores",
+         SOFTMAX_SMALL(make_capped, 8, BOTH_PHASES, NTH(CAP, 1), OF(SINK, NONE, GIVEN)),
+         SMALL_VARIED(make_capped, 8, NTH(CAP, 1), BOTH_PHASES)),
+    ROW("MEAN-09", slopes, "ALiBi slopes may be 0, negative or steep",
+        SOFTMAX_SMALL(make_odd_slopes, 1, BOTH_PHASES, NTH(ALIBI, 1), OF(LENGTHS, PAGES, SPLITS))),
+    ROW("MEAN-05", positions_ahead, "explicit positions may be far from the key's index",
+        SOFTMAX_SMALL(make_ahead, 4, BOTH_PHASES, OF(MASK, FULL_POSITIONS, QLEN_POSITIONS),
+                      OF(WINDOW, CAUSAL, 15), FIRST(CHUNK, 2), EACH(ALIBI))),
+    ROW("MEAN-06", endless_windows, "windows and chunks may be as large as an int32",
+        SOFTMAX_SMALL(make_endless, 4, OF(WINDOW, BOTH), BOTH_PHASES,
+                      OF(MASK, LAYER, NONE, QLEN_POSITIONS))),
+    ROW("KV-04", sizes, "keys, values and their scales may be tiny or large",
+        SOFTMAX_SMALL(make_sized, 5, BOTH_PHASES, EACH(DTYPE), OF(KV, AS_Q, E4M3_PER_HEAD, E5M2),
+                      SAVED_OR_NOT)),
+    ROW("KV-11", mla_sizes, "latents and their scales may be tiny or large",
+        SMALL_VARIED(make_sized, 5, BOTH_PHASES, PLAIN_AND_QUANTISED)),
+    ROW("KV-11", mla_packed_sizes, "packed latents and their scales may be tiny or large",
         LATENT_VARIED(make_sized, 5, BOTH_FORMS, MLA_PACKED, BIT(MLA_ONE_BLOCK), BOTH_PHASES)),
-    JUDGED_ROW("KV-06", short_values, "with v_head_dim 1, values may be NaN",
-               SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, {AXIS_V_DIM, BIT(4)}, {AXIS_OUT, ALL},
-                              PLAIN_AND_QUANTISED)),
-    JUDGED_ROW("MEAN-14", lost_keys,
-               "keys with a score of -inf have weight 0, and a row may have only such keys",
-               SOFTMAX_SMALL(make_lost, 4, BOTH_PHASES, {AXIS_DTYPE, ALL},
-                             {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)})),
-    JUDGED_ROWS("KV-01", row_counts, "a batch may have any number of new rows",
-                SOFTMAX_SMALL(make_row_counts, 12, {AXIS_SOURCE, BIT(SOURCE_SAVED)},
-                              {AXIS_MODE, BIT(MODE_EXTEND)},
-                              {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_SEQ_HEAD)}),
-                SMALL_VARIED(make_row_counts, 12, {AXIS_MODE, BIT(MODE_EXTEND)})),
-    JUDGED_ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens",
-               SOFTMAX_SMALL(make_fewer_keys, 1, {AXIS_MASK, ALL & ~BIT(MASK_ITEMS)},
-                             {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)},
-                             {AXIS_SOURCE, BIT(SOURCE_CACHE)},
-                             {AXIS_LENGTHS, BIT(LENGTHS_PAGES) | BIT(LENGTHS_SPLITS)})),
-    JUDGED_ROW("MEAN-10", fewer_keys_far,
-               "a KV group may have fewer keys than its batch has tokens, even if windows leave "
-               "some rows no keys",
-               SOFTMAX_SMALL(make_fewer_far, 1, {AXIS_WINDOW, ALL & ~BIT(WINDOW_NONE)},
-                             {AXIS_CHUNK, BIT(0) | BIT(3)}, {AXIS_MODE, BIT(MODE_EXTEND)},
-                             {AXIS_SOURCE, BIT(SOURCE_CACHE)})),
+    ROW("KV-06", short_values, "with v_head_dim 1, values may be NaN",
+        SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, NTH(V_DIM, 4), EACH(OUT),
+                       PLAIN_AND_QUANTISED)),
+    ROW("MEAN-14", lost_keys,
+        "keys with a score of -inf have weight 0, and a row may have only such keys",
+        SOFTMAX_SMALL(make_lost, 4, BOTH_PHASES, EACH(DTYPE), OF(SINK, NONE, GIVEN))),
+    ROWS("KV-01", row_counts, "a batch may have any number of new rows",
+         SOFTMAX_SMALL(make_row_counts, 12, OF(SOURCE, SAVED), OF(MODE, EXTEND),
+                       OF(KV, AS_Q, E4M3_PER_SEQ_HEAD)),
+         SMALL_VARIED(make_row_counts, 12, OF(MODE, EXTEND))),
+    ROW("MEAN-10", fewer_keys, "a KV group may have fewer keys than its batch has tokens",
+        SOFTMAX_SMALL(make_fewer_keys, 1, BUT(MASK, ITEMS), OF(MODE, EXTEND, DECODE, VERIFY),
+                      OF(SOURCE, CACHE), OF(LENGTHS, PAGES, SPLITS))),
+    ROW("MEAN-10", fewer_keys_far,
+        "a KV group may have fewer keys than its batch has tokens, even if windows leave "
+        "some rows no keys",
+        SOFTMAX_SMALL(make_fewer_far, 1, BUT(WINDOW, NONE), {AXIS_CHUNK, BIT(0) | BIT(3)},
+                      OF(MODE, EXTEND), OF(SOURCE, CACHE))),
     {.rule = NULL},
 };

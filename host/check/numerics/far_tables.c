@@ -235,47 +235,36 @@ static void far_batch_finish(struct far_batch *far)
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
-static void judge(struct kind_case *k)
+static void judge_far(struct kind_case *k)
 {
     struct check_run *run = k->run;
-    struct check_subject subject = *run->subject;
-    struct check_run moved = *run;
+    const struct check_subject *given = run->subject;
+    struct check_subject subject = *given;
     struct far_batch far;
+    if (given->fake_device) {
+        check_skip(run, "the fake driver fills its memory: no tables of some GiB");
+        return;
+    }
     far_batch_init(&far, subject.type, subject.device);
     subject.type = &far.front.type;
-    moved.subject = &subject;
-    numerics_run(&moved, &k->at.spec, k->at.options);
-    run->code = moved.code;
-    memcpy(run->text, moved.text, sizeof run->text);
+    run->subject = &subject;
+    kind_run(k);
+    run->subject = given;
     if (run->code == CHECK_PASS && far.tables == 0)
         check_fail(run, "the suite is wrong: no table of this case was moved");
     far_batch_finish(&far);
 }
 
-static void run_far(struct check_run *run)
-{
-    if (run->subject->fake_device)
-        check_skip(run, "the fake driver fills its memory: no tables of some GiB");
-    else
-        kind_use(run, judge);
-}
-
-#define ROW(rule, name, sentence, cases)                                                           \
-    KIND_ROW(rule, name, far, CHECK_NEEDS_COMPUTE, sentence, cases)
+static const struct relation far = {.judge = judge_far};
 
 const struct check check_far_tables[] = {
-    ROW("KV-08", "far_tables", "rows of an index table may be more than 2^31 entries apart",
-        SOFTMAX_CASES({AXIS_FORM, ALL}, BOTH_PHASES, {AXIS_PAGE, BIT(0) | BIT(1)})),
-    ROW("KV-08", "far_cross_tables",
-        "rows of an encoder's index table may be more than 2^31 entries apart",
-        SOFTMAX_CASES({AXIS_TYPE, BIT(TYPE_CROSS)}, {AXIS_WINDOW, BIT(WINDOW_NONE)},
-                      {AXIS_FORM, ALL}, BOTH_PHASES)),
-    ROW("KV-08", "mla_far_tables",
-        "rows of an index table of latents may be more than 2^31 entries apart",
-        LATENT_CASES(MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL), {AXIS_FORM, ALL}, BOTH_PHASES)),
-    ROW("MEAN-10", "far_masks", "masks and items may be more than 2^32 bytes apart",
-        SOFTMAX_CASES({AXIS_MASK, BIT(MASK_FULL) | BIT(MASK_QLEN) | BIT(MASK_QLEN_POSITIONS) |
-                                      BIT(MASK_ITEMS)},
-                      {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_VERIFY)})),
+    ROWS_AS("KV-08", far_tables, far, "rows of an index table may be more than 2^31 entries apart",
+            SOFTMAX(EACH(FORM), BOTH_PHASES, FIRST(PAGE, 2)),
+            LATENT(MLA_ABSORBED, MLA_LATENT, BIT(MLA_SMALL), EACH(FORM), BOTH_PHASES)),
+    ROW_AS("KV-08", far_cross_tables, far,
+           "rows of an encoder's index table may be more than 2^31 entries apart",
+           SOFTMAX(OF(TYPE, CROSS), OF(WINDOW, NONE), EACH(FORM), BOTH_PHASES)),
+    ROW_AS("MEAN-10", far_masks, far, "masks and items may be more than 2^32 bytes apart",
+           SOFTMAX(OF(MASK, FULL, QLEN, QLEN_POSITIONS, ITEMS), OF(MODE, EXTEND, DECODE, VERIFY))),
     {.rule = NULL},
 };

@@ -198,17 +198,9 @@ static void set_lengths(struct case_spec *spec, int32_t variant)
     spec->wants_lse = true;
 }
 
-CHECK_RUN(codes, kind_use(run, judge_codes))
-
 /* ---- Where scales are ------------------------------------------------------------------------ */
 
-static void judge_device_scales(struct kind_case *k)
-{
-    k->at.spec.device_scales = true;
-    kind_run(k);
-}
-
-CHECK_RUN(device_scales, kind_use(run, judge_device_scales))
+SPEC_CHANGE(scale_on_device, (set_lengths(spec, 0), spec->device_scales = true))
 
 /* ---- Scores of 0 ----------------------------------------------------------------------------- */
 
@@ -231,37 +223,35 @@ static void judge_unscaled(struct kind_case *k)
     forward_case_destroy(c);
 }
 
-CHECK_RUN(scale_zero, kind_use(run, judge_unscaled))
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define CACHED       CHOICE(AXIS_SOURCE, BIT(SOURCE_CACHE))
-#define SOFTMAX(...) SOFTMAX_VARIED(set_lengths, 1, __VA_ARGS__)
-#define LATENT(layout, ...)                                                                        \
+#define CACHED     OF(SOURCE, CACHE)
+#define CODED(...) SOFTMAX_VARIED(set_lengths, 1, __VA_ARGS__)
+#define CODED_LATENT(layout, ...)                                                                  \
     LATENT_VARIED(set_lengths, 1, MLA_ABSORBED, layout, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
-#define ROW(rule, name, function, sentence, cases)                                                 \
-    KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
 
 const struct check check_codes[] = {
-    ROW("MEAN-09", "scale_zero", scale_zero, "with sm_scale 0 all keys have equal weight",
-        SOFTMAX({AXIS_CAP, BIT(0) | BIT(1)}, {AXIS_ALIBI, 3},
-                {AXIS_SINK, BIT(SINK_NONE) | BIT(SINK_GIVEN)}, BOTH_PHASES)),
-    ROW("MEAN-19", "mla_scale_zero", scale_zero, "with sm_scale 0 all latents have equal weight",
-        LATENT(MLA_LATENT, {AXIS_CAP, BIT(0) | BIT(1)}, BOTH_PHASES)),
-    ROW("KV-04", "codes", codes, "every fp8 encoding is read as its value, in keys and in values",
-        SOFTMAX(QUANTISED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
-    ROW("KV-04", "mla_codes", codes, "every fp8 encoding in a latent cache is read as its value",
-        LATENT(MLA_LATENT, SCALED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
-    ROW("KV-11", "mla_packed_codes", codes,
-        "every fp8 encoding in a packed latent is read as its value",
-        LATENT(MLA_PACKED, {AXIS_DTYPE, ALL}, BOTH_PHASES, CACHED)),
-    ROW("KV-04", "device_scales", device_scales, "scales may be only on the device",
-        SOFTMAX(QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
-    ROW("KV-04", "device_input_scales", device_scales,
-        "scales of q, k, v and the output may be only on the device",
-        SOFTMAX({AXIS_INPUTS, ALL}, {AXIS_OUT, BIT(OUT_E4M3)}, PLAIN_AND_QUANTISED, BOTH_PHASES)),
-    ROW("KV-04", "mla_device_scales", device_scales,
-        "the scale of latents may be only on the device",
-        LATENT(MLA_LATENT, SCALED, BOTH_PHASES, SAVED_OR_NOT)),
+    OWN_ROW("MEAN-09", scale_zero, judge_unscaled, "with sm_scale 0 all keys have equal weight",
+            CODED(FIRST(CAP, 2), EACH(ALIBI), OF(SINK, NONE, GIVEN), BOTH_PHASES)),
+    OWN_ROW("MEAN-19", mla_scale_zero, judge_unscaled,
+            "with sm_scale 0 all latents have equal weight",
+            CODED_LATENT(MLA_LATENT, FIRST(CAP, 2), BOTH_PHASES)),
+    OWN_ROW("KV-04", codes, judge_codes,
+            "every fp8 encoding is read as its value, in keys and in values",
+            CODED(QUANTISED, EACH(DTYPE), BOTH_PHASES, CACHED)),
+    OWN_ROW("KV-04", mla_codes, judge_codes,
+            "every fp8 encoding in a latent cache is read as its value",
+            CODED_LATENT(MLA_LATENT, SCALED, EACH(DTYPE), BOTH_PHASES, CACHED)),
+    OWN_ROW("KV-11", mla_packed_codes, judge_codes,
+            "every fp8 encoding in a packed latent is read as its value",
+            CODED_LATENT(MLA_PACKED, EACH(DTYPE), BOTH_PHASES, CACHED)),
+    ROW("KV-04", device_scales, "scales may be only on the device",
+        SOFTMAX_VARIED(scale_on_device, 1, QUANTISED, BOTH_PHASES, SAVED_OR_NOT)),
+    ROW("KV-04", device_input_scales, "scales of q, k, v and the output may be only on the device",
+        SOFTMAX_VARIED(scale_on_device, 1, EACH(INPUTS), OF(OUT, E4M3), PLAIN_AND_QUANTISED,
+                       BOTH_PHASES)),
+    ROW("KV-04", mla_device_scales, "the scale of latents may be only on the device",
+        LATENT_VARIED(scale_on_device, 1, MLA_ABSORBED, MLA_LATENT, BIT(MLA_ONE_BLOCK), SCALED,
+                      BOTH_PHASES, SAVED_OR_NOT)),
     {.rule = NULL},
 };

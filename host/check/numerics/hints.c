@@ -46,6 +46,11 @@ static void set_runs(struct case_spec *spec, enum case_hint hint, bool tiles)
     }
 }
 
+static bool has_tiles(const struct kind_case *k)
+{
+    return k->run->check->relation->has_tiles;
+}
+
 static void judge_spec(struct kind_case *k, struct case_spec *spec)
 {
     if (numerics_accepts(&k->at, spec))
@@ -53,20 +58,20 @@ static void judge_spec(struct kind_case *k, struct case_spec *spec)
 }
 
 /* The hint of all runs in every case; of the others, and none at all, one in each. */
-static void judge_hints(struct kind_case *k, bool tiles)
+static void judge_hints(struct kind_case *k)
 {
     static const enum case_hint others[] = {HINT_SOME, HINT_SHORT, HINT_NONE};
     for (int n = 0; n < 2 && k->run->code == CHECK_PASS; n++) {
         struct case_spec spec = k->at.spec;
-        set_runs(&spec, n ? others[k->run->index % 3] : HINT_ALL, tiles);
+        set_runs(&spec, n ? others[k->run->index % 3] : HINT_ALL, has_tiles(k));
         judge_spec(k, &spec);
     }
 }
 
 /* Levels of runs, and nothing else. */
-static void judge_levels(struct kind_case *k, bool tiles)
+static void judge_levels(struct kind_case *k)
 {
-    set_runs(&k->at.spec, HINT_LEVELS, tiles);
+    set_runs(&k->at.spec, HINT_LEVELS, has_tiles(k));
     judge_spec(k, &k->at.spec);
 }
 
@@ -127,13 +132,13 @@ static void make_cross(struct case_spec *spec, bool tiles)
 }
 
 /* An instance with both layer groups, called once. */
-static void judge_beside(struct kind_case *k, bool tiles)
+static void judge_beside(struct kind_case *k)
 {
     const uint64_t seed = k->run->seed;
     struct chain chain = {.run = k->run, .options = k->at.options};
-    set_runs(&k->at.spec, HINT_ALL, tiles);
+    set_runs(&k->at.spec, HINT_ALL, has_tiles(k));
     struct case_spec cross = k->at.spec;
-    make_cross(&cross, tiles);
+    make_cross(&cross, has_tiles(k));
     if (numerics_accepts(&k->at, &k->at.spec) && numerics_accepts(&k->at, &cross) &&
         chain_put(&chain, &k->at.spec, mix_absorb(seed, 0), seed) &&
         chain_put(&chain, &cross, mix_absorb(seed, 1), seed)) {
@@ -146,61 +151,44 @@ static void judge_beside(struct kind_case *k, bool tiles)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-static void run_found(struct check_run *run, bool tiles, void (*judge)(struct kind_case *, bool))
-{
-    struct kind_case k;
-    if (kind_find(&k, run))
-        judge(&k, tiles);
-    kind_close(&k);
-}
-
-CHECK_RUN(hints, run_found(run, false, judge_hints))
-CHECK_RUN(levels, run_found(run, false, judge_levels))
-CHECK_RUN(beside_cross, run_found(run, false, judge_beside))
-CHECK_RUN(shared_new, kind_use(run, judge_shared_new))
-
-/* The same where what is shared is several tiles of keys, the last one in part. */
-CHECK_RUN(hints_tiles, run_found(run, true, judge_hints))
-CHECK_RUN(levels_tiles, run_found(run, true, judge_levels))
-CHECK_RUN(tiles_beside_cross, run_found(run, true, judge_beside))
+/* With tiles what is shared is several tiles of keys, the last one in part. */
+static const struct relation hinted = {.judge = judge_hints},
+                             hinted_tiles = {.judge = judge_hints, .has_tiles = true},
+                             in_levels = {.judge = judge_levels},
+                             tile_levels = {.judge = judge_levels, .has_tiles = true},
+                             beside_cross = {.judge = judge_beside},
+                             tiles_beside_cross = {.judge = judge_beside, .has_tiles = true},
+                             shared_new = {.judge = judge_shared_new};
 
 #define HINTED                                                                                     \
-    SOFTMAX_CASES(                                                                                 \
-        {AXIS_MODE, BIT(MODE_EXTEND) | BIT(MODE_DECODE) | BIT(MODE_MIXED) | BIT(MODE_VERIFY)},     \
-        PLAIN_AND_QUANTISED, {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)})
+    SOFTMAX(OF(MODE, EXTEND, DECODE, MIXED, VERIFY), PLAIN_AND_QUANTISED, OF(WINDOW, CAUSAL, 63))
 #define HINTED_LATENTS                                                                             \
-    LATENT_CASES(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)
-#define BESIDE SOFTMAX_CASES(BOTH_PHASES, SAVED_OR_NOT)
-#define ROW(rule, name, function, sentence, cases)                                                 \
-    KIND_ROW(rule, name, function, CHECK_NEEDS_COMPUTE, sentence, cases)
+    LATENT(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)
+#define BESIDE SOFTMAX(BOTH_PHASES, SAVED_OR_NOT)
 
 const struct check check_hints[] = {
-    ROW("INVAR-01", "hints", hints, "a shared-prefix hint changes no result", HINTED),
-    ROW("INVAR-01", "hints_forms", hints,
-        "a shared-prefix hint changes no result, in any form of KV indices",
-        SOFTMAX_CASES({AXIS_FORM, ALL}, BOTH_PHASES)),
-    ROW("INVAR-01", "mla_hints", hints, "a shared-prefix hint changes no result of latent layers",
-        HINTED_LATENTS),
-    ROW("KV-15", "prefix_levels", levels, "shared-prefix hints of several levels change no result",
-        HINTED),
-    ROW("KV-15", "beside_cross", beside_cross,
-        "a shared-prefix hint does not apply to the keys of encoders", BESIDE),
-    KIND_ROWS("KV-01", shared_new,
-              "a sequence reads new keys of other sequences of its batch, earlier or later ones",
-              SOFTMAX_CASES({AXIS_SOURCE, BIT(SOURCE_SAVED)}, THREE_MODES, PLAIN_AND_QUANTISED,
-                            {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_63)}),
-              HINTED_LATENTS),
+    ROWS_AS("INVAR-01", hints, hinted, "a shared-prefix hint changes no result", HINTED,
+            HINTED_LATENTS),
+    ROW_AS("INVAR-01", hints_forms, hinted,
+           "a shared-prefix hint changes no result, in any form of KV indices",
+           SOFTMAX(EACH(FORM), BOTH_PHASES)),
+    ROW_AS("KV-15", prefix_levels, in_levels,
+           "shared-prefix hints of several levels change no result", HINTED),
+    ROW_AS("KV-15", beside_cross, beside_cross,
+           "a shared-prefix hint does not apply to the keys of encoders", BESIDE),
+    ROWS_AS("KV-01", shared_new, shared_new,
+            "a sequence reads new keys of other sequences of its batch, earlier or later ones",
+            SOFTMAX(OF(SOURCE, SAVED), THREE_MODES, PLAIN_AND_QUANTISED, OF(WINDOW, CAUSAL, 63)),
+            HINTED_LATENTS),
     {.rule = NULL},
 };
 
 const struct check check_hints_tiles[] = {
-    KIND_ROWS("INVAR-01", hints_tiles, "a shared prefix may span several tiles of keys",
-              SOFTMAX_CASES(THREE_MODES, PLAIN_AND_QUANTISED,
-                            {AXIS_WINDOW, BIT(WINDOW_CAUSAL) | BIT(WINDOW_100)}),
-              HINTED_LATENTS),
-    ROW("KV-15", "levels_tiles", levels_tiles,
-        "a prefix shared at several levels may span several tiles of keys", HINTED),
-    ROW("KV-15", "tiles_beside_cross", tiles_beside_cross,
-        "a shared-prefix hint does not apply to encoders of several tiles of keys", BESIDE),
+    ROWS_AS("INVAR-01", hints_tiles, hinted_tiles, "a shared prefix may span several tiles of keys",
+            SOFTMAX(THREE_MODES, PLAIN_AND_QUANTISED, OF(WINDOW, CAUSAL, 100)), HINTED_LATENTS),
+    ROW_AS("KV-15", levels_tiles, tile_levels,
+           "a prefix shared at several levels may span several tiles of keys", HINTED),
+    ROW_AS("KV-15", tiles_beside_cross, tiles_beside_cross,
+           "a shared-prefix hint does not apply to encoders of several tiles of keys", BESIDE),
     {.rule = NULL},
 };

@@ -197,21 +197,23 @@ static void run_linear_numbers(struct check_run *run)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define ROW(function, sentence)                                                                    \
+#define NUMBERS(function, sentence)                                                                \
     {                                                                                              \
         "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_##function,   \
-            run_##function, NULL                                                                   \
+            run_##function, NULL, NULL                                                             \
     }
 
 const struct check check_numbers[] = {
-    ROW(numbers,
-        "results are right for random lengths, windows, heads and pages that query accepts"),
-    ROW(mla_numbers,
+    NUMBERS(numbers,
+            "results are right for random lengths, windows, heads and pages that query accepts"),
+    NUMBERS(
+        mla_numbers,
         "latent layers are right for random lengths, windows, heads and pages that query accepts"),
-    ROW(large, "any two of these may be large at once: heads, sequences, padding, keys, queries"),
-    ROW(mla_large, "any two of these may be large at once in latent layers: heads, sequences, "
-                   "padding, keys, queries"),
-    ROW(linear_numbers, "linear layers are right for random lengths, heads, dimensions and "
-                        "snapshots that query accepts"),
+    NUMBERS(large,
+            "any two of these may be large at once: heads, sequences, padding, keys, queries"),
+    NUMBERS(mla_large, "any two of these may be large at once in latent layers: heads, sequences, "
+                       "padding, keys, queries"),
+    NUMBERS(linear_numbers, "linear layers are right for random lengths, heads, dimensions and "
+                            "snapshots that query accepts"),
     {.rule = NULL},
 };

@@ -184,54 +184,50 @@ static void make_spare_rows(struct linear_spec *spec, int32_t index)
     spec->spare = 1 + 8 * (index % 2);
 }
 
-/* ---- Running --------------------------------------------------------------------------------- */
-
-static void run_far_slots(struct check_run *run)
+static void judge_far_slots(struct kind_case *k)
 {
-    if (run->subject->fake_device)
-        check_skip(run, "the fake driver fills its memory: no pools of some GiB");
+    if (k->run->subject->fake_device)
+        check_skip(k->run, "the fake driver fills its memory: no pools of some GiB");
     else
-        run_alone(run);
+        kind_run(k);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_linear[] = {
-    JUDGED_ROW("INVAR-01", linear_many_sequences,
-               "each of 300 sequences in one batch follows its recurrence",
-               LINEAR_CASES(make_many_sequences, MODES)),
-    JUDGED_ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows follows its recurrence",
-               LINEAR_CASES(make_long, LONG)),
-    JUDGED_ROW("MEAN-18", linear_chunked,
-               "sequences of 300 to 4230 rows in bf16, with head dimensions of 64 to 128, follow "
-               "their recurrence, with and without a convolution",
-               LINEAR_CASES(make_chunked, CHUNKED)),
-    JUDGED_ROW(
-        "MEAN-18", linear_filling,
+    ROW("INVAR-01", linear_many_sequences,
+        "each of 300 sequences in one batch follows its recurrence",
+        LINEAR(make_many_sequences, MODES)),
+    ROW("MEAN-18", linear_long, "a sequence of more than 1024 rows follows its recurrence",
+        LINEAR(make_long, LONG)),
+    ROW("MEAN-18", linear_chunked,
+        "sequences of 300 to 4230 rows in bf16, with head dimensions of 64 to 128, follow "
+        "their recurrence, with and without a convolution",
+        LINEAR(make_chunked, CHUNKED)),
+    ROW("MEAN-18", linear_filling,
         "24 sequences of 1 to 150 rows in bf16, with four or eight heads of 64 to 128, follow "
         "their recurrence, with and without a convolution",
-        LINEAR_CASES(make_filling, 2)),
-    JUDGED_ROW("MEAN-18", linear_single_rows,
-               "single rows in bf16, with a head_k_dim of 128, follow their recurrence, with and "
-               "without a convolution",
-               LINEAR_CASES(make_single_rows, SINGLE)),
-    JUDGED_ROW("MEAN-18", linear_many_heads, "each of 48 to 128 v heads reads its own k head",
-               LINEAR_CASES(make_many_heads, LONG)),
-    JUDGED_ROW("KV-09", linear_many_slots, "numbers of state slots may be above 65536 and 131072",
-               LINEAR_CASES(make_many_slots, MODES)),
-    KIND_ROW("KV-09", "linear_far_slots", far_slots, CHECK_NEEDS_COMPUTE,
-             "state slots may be more than 4 GiB apart", LINEAR_CASES(make_far_slots, MODES)),
-    JUDGED_ROW("KV-09", linear_spare_rows,
-               "rows after q_indptr[S] are padding: they are finite and change nothing else",
-               LINEAR_CASES(make_spare_rows, 2)),
+        LINEAR(make_filling, 2)),
+    ROW("MEAN-18", linear_single_rows,
+        "single rows in bf16, with a head_k_dim of 128, follow their recurrence, with and "
+        "without a convolution",
+        LINEAR(make_single_rows, SINGLE)),
+    ROW("MEAN-18", linear_many_heads, "each of 48 to 128 v heads reads its own k head",
+        LINEAR(make_many_heads, LONG)),
+    ROW("KV-09", linear_many_slots, "numbers of state slots may be above 65536 and 131072",
+        LINEAR(make_many_slots, MODES)),
+    OWN_ROW("KV-09", linear_far_slots, judge_far_slots, "state slots may be more than 4 GiB apart",
+            LINEAR(make_far_slots, MODES)),
+    ROW("KV-09", linear_spare_rows,
+        "rows after q_indptr[S] are padding: they are finite and change nothing else",
+        LINEAR(make_spare_rows, 2)),
     {.rule = NULL},
 };
 
 const struct check check_size_linear_more[] = {
-    JUDGED_ROW("MEAN-18", linear_longest,
-               "a sequence of more than 65536 rows follows its recurrence",
-               LINEAR_CASES(make_longest, 1)),
-    JUDGED_ROW("MEAN-03", linear_late_rows, "row numbers of linear layers may be above 65536",
-               LINEAR_CASES(make_late_rows, 1)),
+    ROW("MEAN-18", linear_longest, "a sequence of more than 65536 rows follows its recurrence",
+        LINEAR(make_longest, 1)),
+    ROW("MEAN-03", linear_late_rows, "row numbers of linear layers may be above 65536",
+        LINEAR(make_late_rows, 1)),
     {.rule = NULL},
 };

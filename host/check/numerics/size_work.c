@@ -16,11 +16,8 @@ enum { MANY_SEQUENCES = 160, QUERIES = 67, WIDE_HEADS = 2 * QUERIES };
  * more than tiles of 16, 32, 64, 128 and 132, and its queries are more than 64. */
 static void make_many_tiles(struct case_spec *spec, int32_t variant)
 {
-    static const int32_t lengths[FORWARD_CASE_MAX_SEQS][2] = {
-        {3, QUERIES}, {0, QUERIES}, {9, QUERIES}, {1, QUERIES},
-        {5, QUERIES}, {2, QUERIES}, {7, QUERIES}, {4, QUERIES}};
     (void)variant;
-    case_set_lengths(spec, FORWARD_CASE_MAX_SEQS, lengths);
+    case_set_lengths(spec, "3+67 0+67 9+67 1+67 5+67 2+67 7+67 4+67");
     spec->num_sequences = MANY_SEQUENCES;
     for (int32_t s = 0; spec->mode == ATTN_MODE_TARGET_VERIFY && s < FORWARD_CASE_MAX_SEQS; s++)
         spec->sequences[s].num_new = QUERIES;
@@ -39,18 +36,8 @@ static void make_many_tiles(struct case_spec *spec, int32_t variant)
 enum { WIDE, UNEVEN, MANY_HEADS, SHAPES };
 enum { ENDS = 2, WIDE_ROWS = 66, SMALL_DIM = 16, HEADS = 128 };
 
-static void make_shape(struct case_spec *spec, int32_t shape)
-{
-    static const int32_t wide[][2] = {{1590, WIDE_ROWS}, {1540, WIDE_ROWS}};
-    static const int32_t uneven[][2] = {{17, 40}, {1200, 5}, {0, 1}, {900, 1}, {70, 19}, {1000, 2}};
-    static const int32_t apart[][2] = {{10500, 1}, {0, 80}, {3, 2}};
-    if (shape == WIDE)
-        case_set_lengths(spec, 2, wide);
-    else if (shape == UNEVEN)
-        case_set_lengths(spec, 6, uneven);
-    else
-        case_set_lengths(spec, 3, apart);
-}
+static const char *const shape_lengths[SHAPES] = {
+    "1590+66 1540+66", "17+40 1200+5 0+1 900+1 70+19 1000+2", "10500+1 0+80 3+2"};
 
 /* Queries and keys are short; of latents, those that are read as values are long. */
 static void set_dims(struct case_spec *spec, int32_t shape, int32_t value)
@@ -110,7 +97,7 @@ static void run_shape(struct check_run *run, const struct grid *grid, struct cas
     const bool cuts_rows = spec->latent.kv_lora_rank > 0 && run->index % 2 == 0;
     const uint32_t threads[SHAPES] = {1, 3, cuts_rows ? 12 : 2};
     char reason[512] = "";
-    make_shape(spec, shape);
+    case_set_lengths(spec, shape_lengths[shape]);
     widen(grid, options, shape, spec);
     struct case_spec sunk = *spec;
     sunk.sinks = true;
@@ -146,12 +133,9 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
     options_destroy(options);
 }
 
-static const struct grid_choice softmax_choices[] = {
-    BOTH_PHASES, {AXIS_MASK, BIT(MASK_LAYER) | BIT(MASK_FULL)}, {0}};
-static const struct grid_choice latent_choices[] = {OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED,
-                                                               BIT(MLA_ONE_BLOCK),
-                                                               {AXIS_MODE, BIT(MODE_EXTEND)}),
-                                                    {0}};
+static const struct grid_choice softmax_choices[] = {BOTH_PHASES, OF(MASK, LAYER, FULL), {0}};
+static const struct grid_choice latent_choices[] = {
+    OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), OF(MODE, EXTEND)), {0}};
 
 CHECK_COUNT(split_settings, count_settings(subject, numerics_count(subject, softmax_choices)))
 CHECK_COUNT(mla_split_settings, count_settings(subject, numerics_count(subject, latent_choices)))
@@ -178,17 +162,12 @@ CHECK_RUN(mla_split_settings, run_settings(run, latent_choices))
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_size_work[] = {
-    JUDGED_ROW("INVAR-01", many_tiles, "each of 160 sequences may have a few rows more than a tile",
-               SOFTMAX_SMALL(make_many_tiles, 1,
-                             {AXIS_TYPE, BIT(TYPE_DECODER) | BIT(TYPE_ENCODER_ONLY)},
-                             {AXIS_MODE, ALL})),
-    JUDGED_ROW("INVAR-01", many_tiles_cross,
-               "each of 160 sequences with an encoder may have a few rows more than a tile",
-               SOFTMAX_SMALL(make_many_tiles, 1, {AXIS_TYPE, BIT(TYPE_CROSS)},
-                             {AXIS_WINDOW, BIT(WINDOW_NONE)}, BOTH_PHASES)),
-    JUDGED_ROW("INVAR-01", mla_many_tiles,
-               "each of 160 sequences of latent layers may have a few rows more than a tile",
-               SMALL_VARIED(make_many_tiles, 1, BOTH_PHASES)),
+    ROWS("INVAR-01", many_tiles, "each of 160 sequences may have a few rows more than a tile",
+         SOFTMAX_SMALL(make_many_tiles, 1, OF(TYPE, DECODER, ENCODER_ONLY), EACH(MODE)),
+         SMALL_VARIED(make_many_tiles, 1, BOTH_PHASES)),
+    ROW("INVAR-01", many_tiles_cross,
+        "each of 160 sequences with an encoder may have a few rows more than a tile",
+        SOFTMAX_SMALL(make_many_tiles, 1, OF(TYPE, CROSS), OF(WINDOW, NONE), BOTH_PHASES)),
     CHECK_CASES("INVAR-01", split_settings,
                 "long batches are right with each numeric option at the ends of its range"),
     CHECK_CASES("INVAR-01", mla_split_settings,

@@ -13,9 +13,6 @@ enum { TEXT = 800 };
 
 /* ---- The generator --------------------------------------------------------------------------- */
 
-/* What is done to a case's operands. */
-typedef void (*move_operands)(struct kind_case *k, struct restrided *restrided);
-
 /* Forwards with each operand moved by itself, then with all of them; the first one moves none, to
  * see which there are. The message begins with the operand's name. */
 static void move_each(struct kind_case *k, struct restrided *restrided)
@@ -108,32 +105,39 @@ static bool may_move(struct kind_case *k)
     return true;
 }
 
-static void run_moved(struct check_run *run, move_operands move)
+static void judge_moved(struct kind_case *k,
+                        void (*move)(struct kind_case *k, struct restrided *restrided))
 {
     const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
-    struct check_subject subject = *run->subject;
+    struct check_subject subject = *k->run->subject;
     struct restrided restrided;
-    struct kind_case k;
-    restrided_init(&restrided, subject.type, subject.device, run->seed);
+    restrided_init(&restrided, subject.type, subject.device, k->run->seed);
     subject.type = &restrided.front.type;
-    if (kind_find(&k, run) && may_move(&k) && kind_make(&k))
-        k.session = kind_session(&k, &subject, &exactly);
-    if (k.session)
-        move(&k, &restrided);
-    kind_close(&k);
+    if (may_move(k) && kind_make(k))
+        k->session = kind_session(k, &subject, &exactly);
+    if (k->session)
+        move(k, &restrided);
+    case_session_destroy(k->session);
+    k->session = NULL;
     restrided_finish(&restrided);
 }
 
-CHECK_RUN(strides, run_moved(run, move_each))
+static void judge_each(struct kind_case *k)
+{
+    judge_moved(k, move_each);
+}
 
 /* The fake driver fills what it allocates, which is some GiB here. */
-static void run_far_operands(struct check_run *run)
+static void judge_far(struct kind_case *k)
 {
-    if (run->subject->fake_device)
-        check_skip(run, "the fake driver fills its memory: no operands of some GiB");
+    if (k->run->subject->fake_device)
+        check_skip(k->run, "the fake driver fills its memory: no operands of some GiB");
     else
-        run_moved(run, move_far);
+        judge_moved(k, move_far);
 }
+
+static const struct relation restrided_each = {.judge = judge_each},
+                             far_apart = {.judge = judge_far};
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -162,31 +166,29 @@ static void make_rich(struct linear_spec *spec, int32_t index)
     spec->v_dim = 20;
 }
 
-#define LATENTS LATENT_CASES(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)
+#define LATENTS LATENT(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)
+#define RICH    LINEAR(make_rich, LINEAR_VARIANTS)
 
 const struct check check_strides[] = {
-    ALL_KIND_ROWS(
-        "INVAR-01", strides, CHECK_NEEDS_COMPUTE,
-        "each operand, constants and states too, may have any outer strides, gaps and a "
-        "byte_offset",
-        SOFTMAX_CASES(THREE_MODES, {AXIS_LAYOUT, 3},
-                      {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED) | BIT(SOURCE_SHARED)},
-                      {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
-        LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
-    KIND_ROW(
-        "INVAR-01", "sparse_strides", strides, CHECK_NEEDS_COMPUTE,
+    ALL_ROWS("INVAR-01", strides, restrided_each, CHECK_NEEDS_COMPUTE,
+             "each operand, constants and states too, may have any outer strides, gaps and a "
+             "byte_offset",
+             SOFTMAX(THREE_MODES, EACH(LAYOUT), OF(SOURCE, SAVED, UNSAVED, SHARED),
+                     OF(KV, AS_Q, E4M3_PER_HEAD)),
+             LATENTS, RICH),
+    ROW_AS(
+        "INVAR-01", sparse_strides, restrided_each,
         "operands and caches of a sparse layer may have any outer strides, gaps and a byte_offset",
-        SPARSE_LATENT_CASES(BOTH_PHASES)),
+        SPARSE_LATENT(BOTH_PHASES)),
     {.rule = NULL},
 };
 
 const struct check check_far_operands[] = {
-    ALL_KIND_ROWS("INVAR-01", far_operands, CHECK_NEEDS_COMPUTE,
-                  "vectors of an operand, states and constants included, may be more than 2^32 "
-                  "elements apart",
-                  SOFTMAX_CASES(BOTH_PHASES, {AXIS_LAYOUT, 3},
-                                {AXIS_SOURCE, BIT(SOURCE_SAVED) | BIT(SOURCE_UNSAVED)},
-                                {AXIS_KV, BIT(KV_AS_Q) | BIT(KV_E4M3_PER_HEAD)}),
-                  LATENTS, LINEAR_CASES(make_rich, LINEAR_VARIANTS)),
+    ALL_ROWS(
+        "INVAR-01", far_operands, far_apart, CHECK_NEEDS_COMPUTE,
+        "vectors of an operand, states and constants included, may be more than 2^32 "
+        "elements apart",
+        SOFTMAX(BOTH_PHASES, EACH(LAYOUT), OF(SOURCE, SAVED, UNSAVED), OF(KV, AS_Q, E4M3_PER_HEAD)),
+        LATENTS, RICH),
     {.rule = NULL},
 };

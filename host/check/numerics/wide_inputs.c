@@ -29,11 +29,8 @@ static const struct {
 
 /* Prefixes and new tokens: a tile of 128 queries and one more, two tiles and one more; with keys
  * before them and without; and so many keys that sums of values are added up in parts. */
-static const int32_t lengths[][2][2] = {{{0, 129}, {37, 130}},
-                                        {{0, 257}, {5, 3}},
-                                        {{129, 140}, {0, 30}},
-                                        {{70, 259}, {0, 1}},
-                                        {{1300, 150}, {0, 40}}};
+static const char *const lengths[] = {"0+129 37+130", "0+257 5+3", "129+140 0+30", "70+259 0+1",
+                                      "1300+150 0+40"};
 
 static const int32_t windows[][2] = {{-1, 0}, {-1, -1}, {100, 0}, {40, 20}};
 static const int32_t pages[] = {16, 64};
@@ -96,7 +93,7 @@ static bool find_spec(const struct grid *grid, bool e5m2, int32_t dim, int32_t k
         spec->input_granularity = kinds[kind].granularity;
         if (e5m2)
             numerics_make_e5m2(spec, 0);
-        case_set_lengths(spec, 2, lengths[(dim + kind) % COUNT(lengths)]);
+        case_set_lengths(spec, lengths[(dim + kind) % COUNT(lengths)]);
         if (!case_spec_defect(spec) &&
             grid_accepts_spec(grid, grid_options(grid, &point), spec, n == 0 ? reason : last,
                               n == 0 ? size : sizeof last))

@@ -6,6 +6,8 @@
 #ifndef HOST_CHECK_SUITE_GROUPS_H
 #define HOST_CHECK_SUITE_GROUPS_H
 
+#include <stdio.h>
+
 #include "host/check/check.h"
 
 /* The tables of the groups in the order in which they run, ended by NULL. Tests of the suite have
@@ -20,6 +22,9 @@ const struct check *const *check_groups_quick_first(void);
 
 /* The profile that every run of all cases is judged by; NULL = none. */
 const char *check_groups_minimum(void);
+
+/* All of them, by rule, as a table in Markdown: that of docs/CONFORMANCE.md. */
+void check_groups_describe(FILE *file);
 
 /* Checks without a run(): what the suite found out on the way. */
 enum {
