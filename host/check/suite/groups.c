@@ -56,7 +56,7 @@ const char *check_groups_minimum(void)
 
 /* ---- All checks as a table -------------------------------------------------------------------- */
 
-enum { MOST_CHECKS = 1000, ROW_WIDTH = 500 };
+enum { MOST_CHECKS = 1000, ROW_WIDTH = 800 };
 
 /* The check of a kind of layers is called KIND_NAME, and its sentence ends with the kind: both without that, if `kinds`
  * are left out. */
