@@ -1,16 +1,165 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * borders.c: how far query goes along each axis of a problem. The smallest and the largest value
- * that it accepts are created, run and judged; the next ones beyond are refused by create as well;
- * memory does not shrink on the way.
+ * borders.c: numbers of a problem, each an axis along which query accepts some values. The smallest and the largest value
+ * of each are created, run and judged; the next ones beyond are refused by create as well; memory does not shrink on the
+ * way. And several at an end, one after the other, in an order that is drawn: memory that is enough for each alone may
+ * be too little for two.
  */
-#include "host/check/numerics/axes.h"
+#include "host/check/cases/draw.h"
+#include "host/check/cases/kind.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "host/base/error.h"
 
-/* ---- Creating -------------------------------------------------------------------------------- */
+/* ---- Axes ------------------------------------------------------------------------------------ */
+
+enum { AXES_EACH = 700 /* values that are asked for one by one */ };
+
+/* `most_run`: beyond it a case would be larger than what it shows is worth. */
+struct axis {
+    const char *name;
+    int32_t most_run;
+    size_t member;       /* of struct case_spec, an int32_t */
+    size_t other;        /* a member that is set, too; 0 = none */
+    int32_t other_value; /* 0 = the same */
+};
+
+enum { SOFTMAX_AXES = 9, LATENT_AXES = 6, LINEAR_AXES = 4 };
+
+#define AT(member) offsetof(struct case_spec, member)
+static const struct axis softmax_axes[SOFTMAX_AXES] = {
+    {"head_dim", 1024, AT(head_dim), 0, 0},
+    {"v_head_dim", 1024, AT(v_head_dim), 0, 0},
+    {"head_dim and v_head_dim", 1024, AT(head_dim), AT(v_head_dim), 0},
+    {"num_kv_heads", 66, AT(num_kv_heads), AT(num_q_heads), 0},
+    {"num_q_heads for a KV head", 130, AT(num_q_heads), AT(num_kv_heads), 1},
+    {"page_size", 700, AT(page_size), 0, 0},
+    {"window_left", INT32_MAX, AT(window_left), 0, 0},
+    {"window_right", INT32_MAX, AT(window_right), AT(window_left), 4},
+    {"attention_chunk", INT32_MAX, AT(attention_chunk), 0, 0},
+};
+static const struct axis latent_axes[LATENT_AXES] = {
+    {"kv_lora_rank", 1024, AT(latent.kv_lora_rank), 0, 0},
+    {"rope_dim", 1024, AT(latent.rope_dim), 0, 0},
+    {"nope_dim", 1024, AT(latent.nope_dim), 0, 0},
+    {"v_head_dim", 1024, AT(latent.v_dim), 0, 0},
+    {"num_q_heads", 66, AT(num_q_heads), 0, 0},
+    {"page_size", 700, AT(page_size), 0, 0},
+};
+static const struct axis linear_axes[LINEAR_AXES] = {
+    {"head_k_dim", 512, AT(linear.k_dim), 0, 0},
+    {"head_v_dim", 512, AT(linear.v_dim), 0, 0},
+    {"num_v_heads", 128, AT(linear.v_heads), 0, 0},
+    {"conv_width", 64, AT(linear.width), 0, 0},
+};
+
+static const struct axis *axes_of(const struct kind_case *k, int32_t *count)
+{
+    bool linear = k->kind == &linear_layers, latent = k->kind == &latent_layers;
+    *count = linear ? LINEAR_AXES : latent ? LATENT_AXES : SOFTMAX_AXES;
+    return linear ? linear_axes : latent ? latent_axes : softmax_axes;
+}
+
+static void axis_set(const struct axis *axis, int32_t value, struct kind_case *k)
+{
+    char *spec = (char *)&k->at.spec;
+    memcpy(spec + axis->member, &value, sizeof value);
+    if (axis->other)
+        memcpy(spec + axis->other, axis->other_value ? &axis->other_value : &value, sizeof value);
+    if (k->kind == &latent_layers)
+        case_spec_set_form(&k->at.spec, k->at.spec.latent.expanded);
+}
+
+/* Few keys and queries: an axis is what counts. Linear layers are found so. */
+static void make_short(struct kind_case *k)
+{
+    case_read_lengths(&k->at.spec, "37+3 0+5 17+1");
+    for (int32_t s = 0; s < 3; s++) {
+        k->at.spec.sequences[s].tokens_of = s;
+        if (k->at.spec.mode == ATTN_MODE_DECODE)
+            k->at.spec.sequences[s].num_new = 1;
+    }
+}
+
+static void make_linear_short(struct linear_spec *spec, int32_t index)
+{
+    (void)index;
+    linear_set_extend(spec, "18i 1p");
+    spec->padded = 0;
+    if (spec->family != ATTN_LINEAR_SHORT_CONV) {
+        spec->k_heads = 1;
+        spec->v_heads = 2;
+        spec->k_dim = 16;
+    }
+    spec->v_dim = 16;
+    spec->width = spec->width > 1 ? spec->width : 3;
+}
+
+/* A case whose spec is changed along one axis, within what can be run where `is_small`. */
+struct line {
+    struct kind_case k;
+    const struct axis *axis;
+    bool is_small;
+};
+
+/* Elements of a page, of a query, of a state: more would be larger than what it shows is worth. */
+enum { CORNERS = 40, MOST_AXES = 16, MOST_ELEMENTS = 1 << 18 };
+
+static bool is_small(const struct kind_case *k)
+{
+    const struct case_spec *spec = &k->at.spec;
+    const struct linear_spec *linear = &k->at.spec.linear;
+    if (spec->kind == ATTN_KIND_LINEAR)
+        return (int64_t)linear->v_heads * (linear->k_dim + linear->width) * linear->v_dim <=
+               MOST_ELEMENTS;
+    int64_t dims = (int64_t)spec->head_dim + spec->v_head_dim;
+    int64_t page = spec->kv_layout ? spec->page_size : 1;
+    return spec->num_q_heads * dims <= MOST_ELEMENTS &&
+           spec->num_kv_heads * dims * page <= MOST_ELEMENTS && !case_spec_defect(spec);
+}
+
+static bool make_at(const struct line *line, int32_t value, struct kind_case *at)
+{
+    *at = line->k;
+    axis_set(line->axis, value, at);
+    return (!line->is_small || is_small(at)) && at->kind->accepts(at);
+}
+
+static bool accepts(const struct line *line, int64_t value)
+{
+    struct kind_case at;
+    return value <= INT32_MAX && make_at(line, (int32_t)value, &at);
+}
+
+/* Accepted; most < least: none is. */
+struct borders {
+    int32_t least, most;
+};
+
+/* Values up to AXES_EACH one by one, since some backends take multiples alone; from there on what
+ * is accepted is taken to have one end. */
+static struct borders find_borders(const struct line *line)
+{
+    struct borders found = {0, -1};
+    int64_t step = AXES_EACH;
+    for (int32_t value = 0; value <= AXES_EACH; value++)
+        if (accepts(line, value)) {
+            found.least = found.most < found.least ? value : found.least;
+            found.most = value;
+        }
+    if (found.most < AXES_EACH)
+        return found;
+    for (; accepts(line, found.most + step); step *= 2)
+        found.most += (int32_t)step;
+    for (; step > 0; step /= 2)
+        if (accepts(line, found.most + step))
+            found.most += (int32_t)step;
+    return found;
+}
+
+/* ---- At the borders -------------------------------------------------------------------------- */
 
 static bool is_refusal(const struct check_subject *subject, attn_status status)
 {
@@ -32,22 +181,6 @@ static attn_status create(const struct kind_case *k, host_error *error)
     if (status == ATTN_OK)
         subject->type->ops->destroy(instance);
     return status;
-}
-
-/* ---- Along an axis --------------------------------------------------------------------------- */
-
-/* A case whose spec is changed along one axis. */
-struct line {
-    struct kind_case k;
-    const struct axis *axis;
-};
-
-static bool accepts_at(void *ctx, int32_t value)
-{
-    const struct line *line = ctx;
-    struct kind_case at = line->k;
-    axis_set(line->axis, value, &at);
-    return at.kind->accepts(&at);
 }
 
 /* What is at a border but too large to be run here can at least be created. */
@@ -98,7 +231,7 @@ static void refuse_at(const struct line *line, int64_t value)
 
 static void judge_line(struct line *line, bool beyond)
 {
-    struct borders borders = find_borders(accepts_at, line);
+    struct borders borders = find_borders(line);
     if (borders.most < borders.least) {
         check_skip(line->k.run, "query accepts no %s of 0..%d", line->axis->name, AXES_EACH);
     } else if (beyond) {
@@ -115,7 +248,7 @@ static void judge_axis(struct kind_case *k, bool beyond)
 {
     struct line line = {.k = *k};
     int32_t count;
-    axes_make_short(&line.k);
+    make_short(&line.k);
     line.axis = &axes_of(&line.k, &count)[line.k.variant];
     judge_line(&line, beyond);
 }
@@ -202,7 +335,7 @@ static void climb_all(struct kind_case *k)
     attn_instance *instance = NULL;
     host_error error;
     host_error_init(&error);
-    axes_make_short(k);
+    make_short(k);
     spec_problem_init(&posed, &k->at.spec, &subject->device->info);
     attn_status status = subject->type->create(subject->type, problem, 1, options,
                                                subject->services, &instance, &error.base);
@@ -223,6 +356,49 @@ static void climb_all(struct kind_case *k)
     subject->type->ops->destroy(instance);
 }
 
+/* ---- Corners --------------------------------------------------------------------------------- */
+
+/* 0 .. count - 1 in any order. */
+static void shuffle(struct draw *draw, int32_t count, int32_t order[MOST_AXES])
+{
+    for (int32_t n = 0; n < count; n++) {
+        int32_t other = draw_below(draw, n + 1);
+        order[n] = order[other];
+        order[other] = n;
+    }
+}
+
+/* An end of what is accepted, mostly the far one, as far as it can be run; below 0 = there is none,
+ * or the axis is left as it is. */
+static int32_t draw_end(struct draw *draw, const struct line *line)
+{
+    if (draw_one_in(draw, 4))
+        return -1;
+    struct borders borders = find_borders(line);
+    if (borders.most < borders.least)
+        return -1;
+    int32_t far = borders.most > line->axis->most_run ? line->axis->most_run : borders.most;
+    return draw_one_in(draw, 5) ? borders.least : far;
+}
+
+static void judge_corners(struct kind_case *k)
+{
+    struct draw draw = {.seed = k->run->seed};
+    struct line line = {.k = *k, .is_small = true};
+    int32_t order[MOST_AXES], count;
+    const struct axis *axes = axes_of(k, &count);
+    make_short(&line.k);
+    shuffle(&draw, count, order);
+    for (int32_t n = 0; n < count; n++) {
+        line.axis = &axes[order[n]];
+        int32_t value = draw_end(&draw, &line);
+        struct kind_case at;
+        if (value >= 0 && make_at(&line, value, &at))
+            line.k = at;
+    }
+    kind_run(&line.k);
+}
+
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 /* So many variants of plain cases in both phases. */
@@ -232,13 +408,13 @@ static void climb_all(struct kind_case *k)
     CASES_OF(.kind = &latent_layers,                                                               \
              .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT, BIT(MLA_SMALL), BOTH_PHASES)},         \
              .variants = number)
-#define PLAIN_LINEAR(number) LINEAR(axes_make_linear_short, number)
+#define PLAIN_LINEAR(number) LINEAR(make_linear_short, number)
 #define ALL_AXES             PLAIN(SOFTMAX_AXES), PLAIN_LATENT(LATENT_AXES), PLAIN_LINEAR(LINEAR_AXES)
 #define IN_ONE               PLAIN(1), PLAIN_LATENT(1), PLAIN_LINEAR(1)
 
 static const struct relation at_borders = {.judge = judge_borders},
                              beyond_borders = {.judge = judge_beyond},
-                             climbing = {.judge = climb_all};
+                             climbing = {.judge = climb_all}, in_corners = {.judge = judge_corners};
 
 const struct check check_borders[] = {
     ALL_ROWS("CAPS-02", borders, at_borders, CHECK_NEEDS_COMPUTE,
@@ -248,5 +424,18 @@ const struct check check_borders[] = {
              "create refuses the first value beyond each axis's range, as query does", ALL_AXES),
     ALL_ROWS("WORK-02", climb, climbing, 0, "no region becomes smaller at any step of any bound",
              IN_ONE),
+    {.rule = NULL},
+};
+
+const struct check check_corners[] = {
+    ALL_ROWS("CAPS-02", corners, in_corners, CHECK_NEEDS_COMPUTE,
+             "results are right with several axes at the ends of their accepted ranges",
+             CASES_OF(.kind = &softmax_layers, .choices = {BOTH_PHASES}, .drawn = CORNERS),
+             CASES_OF(.kind = &latent_layers,
+                      .choices = {OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED,
+                                             BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), BOTH_PHASES,
+                                             PLAIN_AND_QUANTISED)},
+                      .drawn = CORNERS),
+             CASES_OF(.kind = &linear_layers, .change = make_linear_short, .drawn = CORNERS)),
     {.rule = NULL},
 };
