@@ -40,6 +40,7 @@ enum check_code {
 
 struct kind_cases;
 struct relation;
+struct rig_check;
 struct process_resources;
 struct layout_converter;
 struct check_trail;
@@ -155,13 +156,14 @@ struct check {
      * relate to each other, and what is expected of them. `count` is NULL then, and `run` is kind_run_row(). */
     const struct kind_cases *cases;
     const struct relation *relation;
+    const struct rig_check *rig; /* rows of calls (cases/rig.h): `run` is rig_run_row() */
 };
 
 /* A row of a table, whose check `name` is run by run_NAME: `count` is a function or NULL, and that of rows of numeric
  * cases is count_NAME. */
 #define CHECK_ROW(rule, name, count, needs, sentence)                                              \
     {                                                                                              \
-        rule, #name, sentence, needs, count, run_##name, NULL, NULL                                \
+        rule, #name, sentence, needs, count, run_##name, NULL, NULL, NULL                          \
     }
 #define CHECK_CASES(rule, name, sentence)                                                          \
     CHECK_ROW(rule, name, count_##name, CHECK_NEEDS_COMPUTE, sentence)

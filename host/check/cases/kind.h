@@ -38,6 +38,7 @@ struct kind_cases {
     int32_t variants; /* of each point, or of each family; 0 = 1 */
     int32_t
         drawn; /* so many cases, of the points or families in turn; 0 = each variant of each once */
+    int32_t exhaustive; /* linear layers: so many times as many in such a run; one case without families; 0 = 1 */
 };
 
 /* clang-format off */
@@ -62,6 +63,8 @@ struct kind_cases {
 #define SPARSE_LATENT(...)                                                                         \
     LATENT(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), OF(CHOICE, GIVEN, E4M3), __VA_ARGS__)
 #define LINEAR(function, number) CASES_OF(.kind = &linear_layers, .change = function, .variants = number)
+#define LINEAR_MORE(function, number, times)                                                       \
+    CASES_OF(.kind = &linear_layers, .change = function, .variants = number, .exhaustive = times)
 /* clang-format on */
 
 /* How the calls of a case relate to each other, and what is expected of them. The other members are for judges that
@@ -86,7 +89,7 @@ void kind_run_row(struct check_run *run);
 /* A row with such cases, of this relation; CHECK_NEEDS_* where they are not these. */
 #define ROW_NEEDS(rule, name, relation, needs, sentence, cases)                                    \
     {                                                                                              \
-        rule, #name, sentence, needs, NULL, kind_run_row, cases, &relation                         \
+        rule, #name, sentence, needs, NULL, kind_run_row, cases, &relation, NULL                   \
     }
 #define ROW_AS(rule, name, relation, sentence, cases)                                              \
     ROW_NEEDS(rule, name, relation, CHECK_NEEDS_COMPUTE, sentence, cases)
@@ -198,12 +201,8 @@ int32_t kind_variants(const struct kind_cases *cases);
  * twice at least, where that is promised; else judged each time. */
 void linear_run_spec(struct check_run *run, const struct linear_spec *spec);
 
-/* The same of linear_find_case(). */
-void linear_run_case(struct check_run *run, linear_change change);
-
-/* The case of linear_find_case(), with a session and what it begins with. False: reported. It is
- * closed in either case. */
-bool linear_open(struct kind_case *k, struct check_run *run, linear_change change);
+/* Its case, a session, and what it begins with. False: reported. */
+bool linear_begin(struct kind_case *k);
 bool linear_reset(struct kind_case *k);
 
 /* Run one of the parts that a case is cut into, and judge them together. An fp32 state is judged at

@@ -15,9 +15,11 @@ static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_me
 
 static int32_t count_linear(const struct check_subject *subject, const struct kind_cases *cases)
 {
-    if (cases->drawn)
-        return linear_families(subject) ? numerics_few(subject, cases->drawn) : 1;
-    return kind_variants(cases) * linear_count_families(subject);
+    const int32_t all = kind_variants(cases) * linear_count_families(subject);
+    if (!linear_families(subject) && (cases->drawn || cases->exhaustive))
+        return 1;
+    return cases->drawn ? numerics_few(subject, cases->drawn)
+                        : all * (subject->exhaustive && cases->exhaustive ? cases->exhaustive : 1);
 }
 
 static bool find_linear(struct kind_case *k, const struct kind_cases *cases)
@@ -74,21 +76,13 @@ void linear_run_spec(struct check_run *run, const struct linear_spec *spec)
     kind_run(&k);
 }
 
-void linear_run_case(struct check_run *run, linear_change change)
-{
-    struct linear_spec spec;
-    if (linear_find_case(run, change, &spec))
-        linear_run_spec(run, &spec);
-}
-
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-bool linear_open(struct kind_case *k, struct check_run *run, linear_change change)
+bool linear_begin(struct kind_case *k)
 {
-    *k = (struct kind_case){.run = run, .kind = &linear_layers, .at.spec.kind = ATTN_KIND_LINEAR};
-    if (!linear_find_case(run, change, &k->at.spec.linear) || !kind_make(k))
+    if (!kind_make(k))
         return false;
-    k->session = kind_session(k, run->subject, &exactly);
+    k->session = kind_session(k, k->run->subject, &exactly);
     return k->session && linear_reset(k);
 }
 

@@ -159,10 +159,23 @@ bool rig_session_open_without(struct rig_session *session, struct rig *rig, stru
 
 void rig_session_close(struct rig_session *session, struct rig *rig);
 
-/* body() with a rig of the run's seed and a session; the same for what needs no forward. */
-typedef void (*rig_body)(struct check_run *run, struct rig *rig, struct rig_session *session);
-void rig_with_session(struct check_run *run, rig_body body);
-void rig_without_forward(struct check_run *run, rig_body body);
+/* What a row does with a rig of the run's seed and a session: once, or for each batch until the case fails. */
+struct rig_check {
+    void (*body)(struct check_run *run, struct rig *rig, struct rig_session *session);
+    void (*each)(struct check_run *run, struct rig *rig, struct rig_session *session, int batch);
+    bool plans_alone; /* it needs no forward (rig_session_open_without()) */
+};
+void rig_run_check(struct check_run *run, const struct rig_check *check);
+
+/* A row whose members of struct rig_check follow the sentence. */
+void rig_run_row(struct check_run *run);
+#define RIG_ROW(rule, name, count, needs, sentence, ...)                                           \
+    {                                                                                              \
+        rule, #name, sentence, needs, count, rig_run_row, NULL, NULL, &(const struct rig_check)    \
+        {                                                                                          \
+            __VA_ARGS__                                                                            \
+        }                                                                                          \
+    }
 
 /* Another metadata of an instance, within the rig's bounds. False: the case has failed. */
 bool rig_metadata_open(struct rig_session *more, struct rig *rig, struct check_run *run,

@@ -167,27 +167,25 @@ void rig_session_close(struct rig_session *session, struct rig *rig)
     rig_destroy(rig, session->instance);
 }
 
-static void with_session(struct check_run *run, rig_body body, bool needs_kernels)
+void rig_run_check(struct check_run *run, const struct rig_check *check)
 {
     struct rig rig;
     struct rig_session session;
     if (!rig_open(&rig, run, run->seed))
         return;
-    if (open_session(&session, &rig, run, needs_kernels)) {
-        body(run, &rig, &session);
+    if (open_session(&session, &rig, run, !check->plans_alone)) {
+        if (check->body)
+            check->body(run, &rig, &session);
+        for (int b = 0; check->each && b < rig.num_batches && run->code == CHECK_PASS; b++)
+            check->each(run, &rig, &session, b);
         rig_session_close(&session, &rig);
     }
     rig_close(&rig);
 }
 
-void rig_with_session(struct check_run *run, rig_body body)
+void rig_run_row(struct check_run *run)
 {
-    with_session(run, body, true);
-}
-
-void rig_without_forward(struct check_run *run, rig_body body)
-{
-    with_session(run, body, false);
+    rig_run_check(run, run->check->rig);
 }
 
 /* ---- Results --------------------------------------------------------------------------------- */

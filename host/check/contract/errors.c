@@ -345,8 +345,6 @@ static void check_roles(struct check_run *run, struct rig *rig, struct rig_sessi
         free(rig_run(rig, run, session->metadata, 0));
 }
 
-CHECK_RUN(roles, rig_with_session(run, check_roles))
-
 /* Sinks and slopes, which only some layers have. */
 static void run_head_roles(struct check_run *run)
 {
@@ -455,8 +453,8 @@ const struct check check_err[] = {
     CHECK_ROW("ERR-02", success, NULL, 0, "a call that succeeds does not write to the error"),
     CHECK_ROW("ERR-03", errno, NULL, 0,
               "errno is never set to 0, nor to a number that the system does not have"),
-    CHECK_ROW("ERR-05", roles, rig_count_seeds, 0,
-              "a missing operand is INVALID_ARGUMENT, and the message names it"),
+    RIG_ROW("ERR-05", roles, rig_count_seeds, 0,
+            "a missing operand is INVALID_ARGUMENT, and the message names it", .body = check_roles),
     CHECK_ROW("ERR-05", head_roles, NULL, 0,
               "missing sinks or ALiBi slopes are INVALID_ARGUMENT, and the message names them"),
     CHECK_ROW("ERR-06", prefix, count_failings, 0,

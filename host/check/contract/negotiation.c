@@ -321,7 +321,7 @@ static void check_paths(struct check_run *run, struct rig *rig, struct rig_sessi
 static void run_paths(struct check_run *run)
 {
     if (run->subject->type->ops->get_extension)
-        rig_without_forward(run, check_paths);
+        rig_run_check(run, &(const struct rig_check){.body = check_paths, .plans_alone = true});
     else
         check_skip(run, "it has no extensions");
 }

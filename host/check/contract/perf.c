@@ -26,16 +26,16 @@ static double median(double times[SAMPLES])
     return times[SAMPLES / 2];
 }
 
-static void measure(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch)
+static void measure(struct check_run *run, struct rig *rig, struct rig_session *session, int batch)
 {
     double plans[SAMPLES], forwards[SAMPLES];
     attn_status status = ATTN_OK;
     for (int n = 0; n < SAMPLES && status == ATTN_OK; n++) {
         int64_t start = clock_now_ns();
-        status = rig_plan(rig, metadata, batch);
+        status = rig_plan(rig, session->metadata, batch);
         int64_t planned = clock_now_ns();
         if (status == ATTN_OK)
-            status = rig_forward(rig, metadata, batch, 0);
+            status = rig_forward(rig, session->metadata, batch, 0);
         int64_t end = clock_now_ns();
         plans[n] = (double)(planned - start) / 1e3;
         forwards[n] = (double)(end - planned) / 1e3;
@@ -56,17 +56,9 @@ static void measure(struct check_run *run, struct rig *rig, attn_metadata *metad
                    MAX_FORWARD_US);
 }
 
-static void measure_all(struct check_run *run, struct rig *rig, struct rig_session *session)
-{
-    for (int b = 0; b < rig->num_batches && run->code != CHECK_FAIL; b++)
-        measure(run, rig, session->metadata, b);
-}
-
-CHECK_RUN(times, rig_with_session(run, measure_all))
-
 const struct check check_perf[] = {
-    {"PERF-01", "overhead",
-     "planning a small batch and calling a forward of it each take less than a millisecond",
-     CHECK_ALONE, NULL, run_times, NULL, NULL},
+    RIG_ROW("PERF-01", overhead, NULL, CHECK_ALONE,
+            "planning a small batch and calling a forward of it each take less than a millisecond",
+            .each = measure),
     {.rule = NULL},
 };

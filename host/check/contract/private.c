@@ -521,7 +521,7 @@ const struct check check_private[] = {
     CHECK_ROW("PRIV-02", places, count_operands, CHECK_NEEDS_COMPUTE,
               "a private operand means the same at any address and strides, and is not written"),
     {"PRIV-05", "layouts", "a vendor's own layouts can be converted from and to kv.nhd/1", 0, NULL,
-     run_extension, NULL, NULL},
+     run_extension, NULL, NULL, NULL},
     CHECK_ROW("PRIV-06", round_trip, NULL, 0,
               "layout conversions copy every element and nothing else"),
     CHECK_CASES("PRIV-07", numerics,

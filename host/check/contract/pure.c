@@ -61,15 +61,15 @@ static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int
 }
 
 /* Watch every forward of a batch; the first one that calls something reports it. */
-static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata *metadata,
+static void watch_forwards(struct check_run *run, struct rig *rig, struct rig_session *session,
                            int batch)
 {
     for (int round = 0; round < 3 && run->code == CHECK_PASS; round++) {
-        if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
+        if (!rig_good(rig, run, rig_plan(rig, session->metadata, batch), "init_forward_metadata"))
             return;
         for (int l = 0; l < RIG_LAYERS; l++) {
             struct watch_report report = {.count = 0};
-            attn_status status = watched_forward(rig, metadata, batch, l, &report);
+            attn_status status = watched_forward(rig, session->metadata, batch, l, &report);
             if (!rig_good(rig, run, status, "forward"))
                 return;
             CHECK_THAT(run, report.count == 0,
@@ -79,12 +79,6 @@ static void watch_forwards(struct check_run *run, struct rig *rig, attn_metadata
                        object_of(report.caller));
         }
     }
-}
-
-static void watch_batches(struct check_run *run, struct rig *rig, struct rig_session *session)
-{
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++)
-        watch_forwards(run, rig, session->metadata, b);
 }
 
 static void run_calls(struct check_run *run)
@@ -101,24 +95,20 @@ static void run_calls(struct check_run *run)
         check_skip(run, "%s is not preloaded into this process", WATCH_FILE);
         return;
     }
-    rig_with_session(run, watch_batches);
+    rig_run_check(run, &(const struct rig_check){.each = watch_forwards});
 }
 
 /* ---- PURE-02 --------------------------------------------------------------------------------- */
 
-static void check_inputs(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_inputs(struct check_run *run, struct rig *rig, struct rig_session *session, int b)
 {
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        char *result = rig_run(rig, run, session->metadata, b);
-        const char *what = result ? rig_trespass(rig, b, result) : NULL;
-        if (what)
-            check_fail(run, "%s forward: %s was written to where it may not be",
-                       rig_a_batch(rig, b), what);
-        free(result);
-    }
+    char *result = rig_run(rig, run, session->metadata, b);
+    const char *what = result ? rig_trespass(rig, b, result) : NULL;
+    if (what)
+        check_fail(run, "%s forward: %s was written to where it may not be", rig_a_batch(rig, b),
+                   what);
+    free(result);
 }
-
-CHECK_RUN(inputs, rig_with_session(run, check_inputs))
 
 /* ---- PURE-06 --------------------------------------------------------------------------------- */
 
@@ -137,18 +127,14 @@ static char *run_spoilt(struct check_run *run, struct rig *rig, attn_metadata *m
                : NULL;
 }
 
-static void check_host_arrays(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_host_arrays(struct check_run *run, struct rig *rig, struct rig_session *session,
+                              int b)
 {
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        char *expected = rig_run(rig, run, session->metadata, b);
-        char *result = expected ? run_spoilt(run, rig, session->metadata, b) : NULL;
-        rig_expect(rig, run, b, expected, result,
-                   "when the batch and its host arrays are overwritten after "
-                   "init_forward_metadata");
-    }
+    char *expected = rig_run(rig, run, session->metadata, b);
+    char *result = expected ? run_spoilt(run, rig, session->metadata, b) : NULL;
+    rig_expect(rig, run, b, expected, result,
+               "when the batch and its host arrays are overwritten after init_forward_metadata");
 }
-
-CHECK_RUN(host_arrays, rig_with_session(run, check_host_arrays))
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -156,9 +142,10 @@ const struct check check_pure[] = {
     CHECK_ROW(
         "PURE-01", calls, rig_count_seeds, 0,
         "a forward on a CPU makes no allocation and no I/O, starts no thread and does not sleep"),
-    CHECK_ROW("PURE-02", inputs, rig_count_seeds, 0,
-              "a forward writes only its outputs and the batch's slots"),
-    CHECK_ROW("PURE-06", host_arrays, rig_count_seeds, 0,
-              "the batch and its host arrays are not read after init_forward_metadata"),
+    RIG_ROW("PURE-02", inputs, rig_count_seeds, 0,
+            "a forward writes only its outputs and the batch's slots", .each = check_inputs),
+    RIG_ROW("PURE-06", host_arrays, rig_count_seeds, 0,
+            "the batch and its host arrays are not read after init_forward_metadata",
+            .each = check_host_arrays),
     {.rule = NULL},
 };

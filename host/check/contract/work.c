@@ -77,8 +77,6 @@ static void check_alignments(struct check_run *run, struct rig *rig, struct rig_
     check_same(run, rig, session);
 }
 
-CHECK_RUN(sizes, rig_without_forward(run, check_alignments))
-
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 
 /* What a batch is beyond, and how that may be called. */
@@ -178,8 +176,6 @@ static void check_sets(struct check_run *run, struct rig *rig, struct rig_sessio
     rig->bounds = &rig->question.bounds;
 }
 
-CHECK_RUN(growth, rig_without_forward(run, check_sets))
-
 /* ---- WORK-03: exactly what was asked for ----------------------------------------------------- */
 
 /* The results with `extra` bytes more than asked for; nothing around the memory changes. */
@@ -215,8 +211,6 @@ static void check_exact(struct check_run *run, struct rig *rig, struct rig_sessi
     for (int b = 0; b < rig->num_batches; b++)
         rig_expect(rig, run, b, exact[b], roomy[b], "with more memory than asked for");
 }
-
-CHECK_RUN(exact, rig_with_session(run, check_exact))
 
 /* metadata_create must fail with this status, and leave its output alone. */
 static bool refuses(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -261,8 +255,6 @@ static void check_small(struct check_run *run, struct rig *rig, struct rig_sessi
     }
 }
 
-CHECK_RUN(small, rig_without_forward(run, check_small))
-
 static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     char name[32], what[160];
@@ -282,8 +274,6 @@ static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_
         }
     }
 }
-
-CHECK_RUN(misaligned, rig_without_forward(run, check_misaligned))
 
 static void check_kinds(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
@@ -307,8 +297,6 @@ static void check_kinds(struct check_run *run, struct rig *rig, struct rig_sessi
     }
 }
 
-CHECK_RUN(kinds, rig_without_forward(run, check_kinds))
-
 /* ---- WORK-04, WORK-05: what regions hold ----------------------------------------------------- */
 
 /* A run with other bytes in the scratch before each forward. */
@@ -327,16 +315,13 @@ static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_sessio
     return rig_result(rig, batch);
 }
 
-static void check_scratch(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_scratch(struct check_run *run, struct rig *rig, struct rig_session *session,
+                          int b)
 {
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        char *clean = rig_run(rig, run, session->metadata, b);
-        char *dirty = clean ? run_dirty(rig, run, session, b) : NULL;
-        rig_expect(rig, run, b, clean, dirty, "when scratch is overwritten before each forward");
-    }
+    char *clean = rig_run(rig, run, session->metadata, b);
+    char *dirty = clean ? run_dirty(rig, run, session, b) : NULL;
+    rig_expect(rig, run, b, clean, dirty, "when scratch is overwritten before each forward");
 }
-
-CHECK_RUN(scratch, rig_with_session(run, check_scratch))
 
 /* Plan once, compute the same several times. */
 static void check_repeat(struct check_run *run, struct rig *rig, struct rig_session *session,
@@ -358,32 +343,28 @@ static void check_repeat(struct check_run *run, struct rig *rig, struct rig_sess
     }
 }
 
-static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_session *session, int b)
 {
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        char *first = rig_run(rig, run, session->metadata, b);
-        if (!first)
-            return;
+    char *first = rig_run(rig, run, session->metadata, b);
+    if (!first)
+        return;
+    check_repeat(run, rig, session, b, first);
+    /* After a failed forward the host zeroes them. */
+    uint32_t roles[ATTN_ROLE_COUNT];
+    rig_needed_roles(rig, roles);
+    const attn_tensor **first_operand = &rig->batches[b].layers[0].operands[roles[0]];
+    const attn_tensor *kept = *first_operand;
+    *first_operand = NULL;
+    attn_status status = rig_forward(rig, session->metadata, b, 0);
+    *first_operand = kept;
+    refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+               "forward without its first operand");
+    device_synchronize(rig->device, rig->stream, NULL);
+    regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
+    if (run->code == CHECK_PASS)
         check_repeat(run, rig, session, b, first);
-        /* After a failed forward the host zeroes them. */
-        uint32_t roles[ATTN_ROLE_COUNT];
-        rig_needed_roles(rig, roles);
-        const attn_tensor **first_operand = &rig->batches[b].layers[0].operands[roles[0]];
-        const attn_tensor *kept = *first_operand;
-        *first_operand = NULL;
-        attn_status status = rig_forward(rig, session->metadata, b, 0);
-        *first_operand = kept;
-        refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
-                   "forward without its first operand");
-        device_synchronize(rig->device, rig->stream, NULL);
-        regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
-        if (run->code == CHECK_PASS)
-            check_repeat(run, rig, session, b, first);
-        free(first);
-    }
+    free(first);
 }
-
-CHECK_RUN(zeroed, rig_with_session(run, check_zeroed))
 
 /* ---- WORK-06: beyond the bounds -------------------------------------------------------------- */
 
@@ -447,8 +428,6 @@ static void check_beyond(struct check_run *run, struct rig *rig, struct rig_sess
         }
 }
 
-CHECK_RUN(beyond, rig_without_forward(run, check_beyond))
-
 /* Parts of a batch that the bounds do not mention. */
 static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
@@ -491,32 +470,39 @@ static void check_parts(struct check_run *run, struct rig *rig, struct rig_sessi
     *batch = kept;
 }
 
-CHECK_RUN(parts, rig_without_forward(run, check_parts))
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_work[] = {
-    CHECK_ROW("WORK-02", sizes, NULL, 0,
-              "metadata_size gives equal answers to equal questions, with alignments that are "
-              "powers of two"),
-    CHECK_ROW("WORK-02", growth, NULL, 0, "no region becomes smaller when a bound grows"),
-    CHECK_ROW("WORK-03", exact, rig_count_seeds, 0,
-              "exactly the memory of metadata_size is enough, more also works, and nothing around "
-              "it is touched"),
-    {"WORK-03", "too_small",
-     "a region that is one byte too small, or absent, is BUFFER_TOO_SMALL with the required size",
-     0, NULL, run_small, NULL, NULL},
-    CHECK_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT"),
-    CHECK_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT"),
-    CHECK_ROW("WORK-04", scratch, rig_count_seeds, 0,
-              "results do not change if scratch is overwritten before each forward"),
-    CHECK_ROW("WORK-05", zeroed, rig_count_seeds, 0,
-              "a forward leaves the ZEROED regions in the state that the next forward needs"),
-    {"WORK-06", "bounds",
-     "a batch beyond a bound is INVALID_ARGUMENT, and the message names the bound", 0,
-     rig_count_seeds, run_beyond, NULL, NULL},
-    CHECK_ROW("WORK-06", parts, rig_count_seeds, 0,
-              "a batch with parts that the bounds exclude is INVALID_ARGUMENT, and the message "
-              "names the parts"),
+    RIG_ROW("WORK-02", sizes, NULL, 0,
+            "metadata_size gives equal answers to equal questions, with alignments that are "
+            "powers of two",
+            .body = check_alignments, .plans_alone = true),
+    RIG_ROW("WORK-02", growth, NULL, 0, "no region becomes smaller when a bound grows",
+            .body = check_sets, .plans_alone = true),
+    RIG_ROW("WORK-03", exact, rig_count_seeds, 0,
+            "exactly the memory of metadata_size is enough, more also works, and nothing around "
+            "it is touched",
+            .body = check_exact),
+    RIG_ROW("WORK-03", too_small, NULL, 0,
+            "a region that is one byte too small, or absent, is BUFFER_TOO_SMALL with the required "
+            "size",
+            .body = check_small, .plans_alone = true),
+    RIG_ROW("WORK-03", misaligned, NULL, 0, "a misaligned region is INVALID_ARGUMENT",
+            .body = check_misaligned, .plans_alone = true),
+    RIG_ROW("WORK-03", kinds, NULL, 0, "an unknown kind of metadata is INVALID_ARGUMENT",
+            .body = check_kinds, .plans_alone = true),
+    RIG_ROW("WORK-04", scratch, rig_count_seeds, 0,
+            "results do not change if scratch is overwritten before each forward",
+            .each = check_scratch),
+    RIG_ROW("WORK-05", zeroed, rig_count_seeds, 0,
+            "a forward leaves the ZEROED regions in the state that the next forward needs",
+            .each = check_zeroed),
+    RIG_ROW("WORK-06", bounds, rig_count_seeds, 0,
+            "a batch beyond a bound is INVALID_ARGUMENT, and the message names the bound",
+            .body = check_beyond, .plans_alone = true),
+    RIG_ROW("WORK-06", parts, rig_count_seeds, 0,
+            "a batch with parts that the bounds exclude is INVALID_ARGUMENT, and the message "
+            "names the parts",
+            .body = check_parts, .plans_alone = true),
     {.rule = NULL},
 };

@@ -27,10 +27,6 @@ static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
         linear_spec_mix(spec);
 }
 
-CHECK_COUNT(linear_forgotten, linear_families(subject) ? MODES *linear_count_families(subject) : 1)
-
-CHECK_RUN(linear_forgotten, linear_run_case(run, keep_slots_on_host))
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_arrays_forgotten[] = {
@@ -44,8 +40,8 @@ const struct check check_arrays_forgotten[] = {
     ROW("PURE-06", mla_forgotten,
         "no forward of a latent layer reads the host arrays that its batch was planned from",
         SMALL_VARIED(keep_on_host, 1, EACH(MODE), OF(MASK, LAYER, QLEN))),
-    CHECK_CASES(
-        "PURE-06", linear_forgotten,
-        "no forward of a linear layer reads the host arrays that its batch was planned from"),
+    ROW("PURE-06", linear_forgotten,
+        "no forward of a linear layer reads the host arrays that its batch was planned from",
+        LINEAR_MORE(keep_slots_on_host, MODES, 1)),
     {.rule = NULL},
 };

@@ -124,14 +124,6 @@ static void change_places(struct linear_spec *spec, int32_t index)
     spec->exactly_aligned = true;
 }
 
-static int32_t count_cuts(const struct check_subject *subject)
-{
-    int32_t count = (subject->exhaustive ? 40 : 1) * CUTS * linear_count_families(subject);
-    return linear_families(subject) ? count : 1;
-}
-
-CHECK_RUN(linear_cuts, linear_run_case(run, change_cuts))
-
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_linear[] = {
@@ -147,8 +139,9 @@ const struct check check_linear[] = {
     ROW("KV-09", linear_snapshots,
         "a snapshot is the state after its row, and does not change results",
         LINEAR(change_snapshots, 2)),
-    CHECK_ROW("KV-09", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
-              "snapshots at any rows of long sequences, new or resumed, do not change results"),
+    ROW("KV-09", linear_cuts,
+        "snapshots at any rows of long sequences, new or resumed, do not change results",
+        LINEAR_MORE(change_cuts, CUTS, 40)),
     ROW("STRUCT-10", linear_places,
         "results are right for operands of linear layers with exactly the alignment of the problem",
         LINEAR(change_places, 6)),

@@ -200,7 +200,7 @@ static void run_linear_numbers(struct check_run *run)
 #define NUMBERS(function, sentence)                                                                \
     {                                                                                              \
         "INVAR-01", #function, sentence, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE, count_##function,   \
-            run_##function, NULL, NULL                                                             \
+            run_##function, NULL, NULL, NULL                                                       \
     }
 
 const struct check check_numbers[] = {

@@ -86,15 +86,10 @@ static bool run_parts(struct kind_case *k, int32_t split)
     return true;
 }
 
-CHECK_COUNT(splits, FORMS *SPLITS *linear_count_families(subject))
-
-static void run_linear_splits(struct check_run *run)
+static void judge_splits(struct kind_case *k)
 {
-    struct kind_case k;
-    int32_t split = run->index / linear_count_families(run->subject) % SPLITS;
-    if (linear_open(&k, run, change_split) && run_parts(&k, split))
-        linear_judge_parts(&k);
-    kind_close(&k);
+    if (linear_begin(k) && run_parts(k, k->variant % SPLITS))
+        linear_judge_parts(k);
 }
 
 /* ---- The same bits --------------------------------------------------------------------------- */
@@ -109,27 +104,22 @@ static void change_cuts(struct linear_spec *spec, int32_t index)
     set_form(spec, index, true);
 }
 
-CHECK_COUNT(cuts, LAYOUTS *linear_count_families(subject))
-
 /* All sequences in one batch, then each alone and in parts. */
-static void run_linear_cuts(struct check_run *run)
+static void judge_cuts(struct kind_case *k)
 {
     static const int32_t splits[] = {SPLIT_SINGLE, SPLIT_CHUNK, SPLIT_RANDOM};
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.kind = ATTN_KIND_LINEAR};
     void *whole = NULL;
-    if (linear_find_case(run, change_cuts, &k.at.spec.linear) && kind_make(&k) &&
-        kind_declares(&k, ATTN_NOTE_CUT_INVARIANT))
-        k.session = kind_session(&k, run->subject, &setup);
-    if (k.session && kind_judge(&k))
-        whole = kind_keep(&k);
+    if (kind_make(k) && kind_declares(k, ATTN_NOTE_CUT_INVARIANT))
+        k->session = kind_session(k, k->run->subject, &setup);
+    if (k->session && kind_judge(k))
+        whole = kind_keep(k);
     for (int n = 0; whole && n < 3; n++)
-        if (!linear_reset(&k) || !run_parts(&k, splits[n]) || !linear_judge_parts(&k) ||
-            !kind_left(&k, whole,
+        if (!linear_reset(k) || !run_parts(k, splits[n]) || !linear_judge_parts(k) ||
+            !kind_left(k, whole,
                        "cut into parts a sequence has other bits than in a batch with others"))
             break;
     free(whole);
-    kind_close(&k);
 }
 
 /* ---- Accepted drafts ------------------------------------------------------------------------- */
@@ -160,14 +150,10 @@ static bool run_accepted(struct kind_case *k, int32_t s)
     return linear_part(k, &verified) && linear_part(k, &rest);
 }
 
-CHECK_COUNT(accepted, FORMS *linear_count_families(subject))
-
-static void run_linear_accepted(struct check_run *run)
+static void judge_accepted(struct kind_case *k)
 {
-    struct kind_case k;
-    if (linear_open(&k, run, change_accepted) && run_accepted(&k, 0) && run_accepted(&k, 1))
-        linear_judge_parts(&k);
-    kind_close(&k);
+    if (linear_begin(k) && run_accepted(k, 0) && run_accepted(k, 1))
+        linear_judge_parts(k);
 }
 
 /* ---- Hand-off -------------------------------------------------------------------------------- */
@@ -261,10 +247,10 @@ CHECK_COUNT(handed, HANDED_FORMS *linear_count_families(subject) * (1 + setting_
 
 static void run_linear_handed(struct check_run *run)
 {
-    struct kind_case k;
+    struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.kind = ATTN_KIND_LINEAR};
     struct setting setting;
     int32_t variant = run->index / linear_count_families(run->subject) / HANDED_FORMS;
-    if (linear_open(&k, run, change_handed)) {
+    if (linear_find_case(run, change_handed, &k.at.spec.linear) && linear_begin(&k)) {
         if (variant == 0) {
             other_host_use(run, 3, hand_to_threads, &k);
         } else {
@@ -277,13 +263,12 @@ static void run_linear_handed(struct check_run *run)
 
 /* ---- The rest of the batch ------------------------------------------------- */
 
-static void run_linear_permuted(struct check_run *run)
+static void judge_permuted(struct kind_case *k)
 {
-    struct linear_spec spec;
-    if (!linear_find_case(run, linear_set_many, &spec))
-        return;
-    for (spec.turn = 0; spec.turn < spec.num_sequences && run->code == CHECK_PASS; spec.turn++)
-        linear_run_spec(run, &spec);
+    struct linear_spec *spec = &k->at.spec.linear;
+    for (spec->turn = 0; spec->turn < spec->num_sequences && k->run->code == CHECK_PASS;
+         spec->turn++)
+        linear_run_spec(k->run, spec);
 }
 
 /* ---- Anything -------------------------------------------------------------------------------- */
@@ -332,15 +317,18 @@ static void run_linear_random(struct check_run *run)
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 const struct check check_linear_invar[] = {
-    CHECK_ROW("INVAR-01", linear_accepted, count_accepted, CHECK_NEEDS_COMPUTE,
-              "a sequence resumes from the snapshot of any verified row"),
-    CHECK_ROW("INVAR-01", linear_permuted, linear_count_families, CHECK_NEEDS_COMPUTE,
-              "the order of the sequences and of their slots changes no result"),
-    CHECK_ROW(
-        "INVAR-01", linear_splits, count_splits, CHECK_NEEDS_COMPUTE,
-        "a sequence may be cut anywhere: each part resumes from the state of the part before"),
-    CHECK_ROW("INVAR-04", linear_cuts, count_cuts, CHECK_NEEDS_COMPUTE,
-              "CUT_INVARIANT: where a sequence is cut changes no bit of linear layers"),
+    OWN_ROW("INVAR-01", linear_accepted, judge_accepted,
+            "a sequence resumes from the snapshot of any verified row",
+            LINEAR(change_accepted, FORMS)),
+    OWN_ROW("INVAR-01", linear_permuted, judge_permuted,
+            "the order of the sequences and of their slots changes no result",
+            LINEAR(linear_set_many, 1)),
+    OWN_ROW("INVAR-01", linear_splits, judge_splits,
+            "a sequence may be cut anywhere: each part resumes from the state of the part before",
+            LINEAR(change_split, FORMS *SPLITS)),
+    OWN_ROW("INVAR-04", linear_cuts, judge_cuts,
+            "CUT_INVARIANT: where a sequence is cut changes no bit of linear layers",
+            LINEAR(change_cuts, LAYOUTS)),
     CHECK_ROW("INVAR-01", linear_handed, count_handed, CHECK_NEEDS_COMPUTE,
               "an instance resumes from a state that another instance wrote"),
     CHECK_ROW("INVAR-01", linear_random, count_random, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,

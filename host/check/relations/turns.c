@@ -220,7 +220,7 @@ CHECK_RUN(mla_turns, run_turns(run, true))
 const struct check check_number_turns[] = {
     {"INVAR-01", "turns",
      "layers and batches with any parameters may share an instance and a metadata",
-     CHECK_NEEDS_COMPUTE, count_turns, run_softmax_turns, NULL, NULL},
+     CHECK_NEEDS_COMPUTE, count_turns, run_softmax_turns, NULL, NULL, NULL},
     CHECK_CASES(
         "INVAR-01", mla_turns,
         "latent layers and batches with any parameters may share an instance and a metadata"),

@@ -819,20 +819,20 @@ const struct check stand_checks[] = {
     {"COMP-02", "stand_ins",
      "a composite's verdict follows from the answers of the children that its options "
      "can route work to, at any depth",
-     CHECK_NEEDS_CHILD, count_cases, run_verdict, NULL, NULL},
+     CHECK_NEEDS_CHILD, count_cases, run_verdict, NULL, NULL, NULL},
     {"COMP-03", "stand_ins",
      "children that ask for different index forms and memory each get their own, and none of "
      "another child's",
-     CHECK_NEEDS_CHILD, count_cases, run_memory, NULL, NULL},
+     CHECK_NEEDS_CHILD, count_cases, run_memory, NULL, NULL, NULL},
     {"COMP-08", "rows",
      "each row of a batch, with all its operands, reaches exactly once the one child "
      "that the options name for it, and no child gets anything else",
-     CHECK_NEEDS_CHILD, count_cases, run_rows, NULL, NULL},
+     CHECK_NEEDS_CHILD, count_cases, run_rows, NULL, NULL, NULL},
     {"COMP-07", "graphs", "with GRAPH metadata each row reaches the child that the bounds pick",
-     CHECK_NEEDS_CHILD, count_cases, run_graphs, NULL, NULL},
+     CHECK_NEEDS_CHILD, count_cases, run_graphs, NULL, NULL, NULL},
     {"COMP-08", "measured",
      "a measuring composite routes rows to the fastest child whose results are right",
-     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured, NULL, NULL},
+     CHECK_NEEDS_CHILD | CHECK_ALONE, stand_count_measured, stand_run_measured, NULL, NULL, NULL},
     {.rule = "COMP-08",
      .name = "stored",
      .sentence = "choices that were measured before are taken from the store, also where another "
@@ -841,6 +841,6 @@ const struct check stand_checks[] = {
      .count = stand_count_stored,
      .run = stand_run_stored},
     {"WORK-02", "measured", "measuring children leaks no memory", CHECK_NEEDS_CHILD | CHECK_ALONE,
-     stand_count_measured_size, stand_run_measured_size, NULL, NULL},
+     stand_count_measured_size, stand_run_measured_size, NULL, NULL, NULL},
     {.rule = NULL},
 };
