@@ -108,6 +108,18 @@ void linear_set_extend(struct linear_spec *spec, const char *sequences)
     }
 }
 
+void linear_set_mode(struct linear_spec *spec, uint32_t mode)
+{
+    spec->mode = mode;
+    if (mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+    if (mode != ATTN_MODE_DECODE)
+        return;
+    spec->first_row = 0;
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        spec->sequences[s].rows = 1;
+}
+
 void linear_set_many(struct linear_spec *spec, int32_t index)
 {
     (void)index;

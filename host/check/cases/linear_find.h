@@ -40,6 +40,9 @@ bool linear_find_case(struct check_run *run, linear_change change, struct linear
  * 5, 0 and 3 rows, with an initial state (i), in place (p), dropped (d). */
 void linear_set_extend(struct linear_spec *spec, const char *sequences);
 
+/* Of another mode: in DECODE each sequence has one row, and the first is row 0. */
+void linear_set_mode(struct linear_spec *spec, uint32_t mode);
+
 /* Make it a batch of six sequences of 0 to 67 rows, with initial states and without. A linear_change. */
 void linear_set_many(struct linear_spec *spec, int32_t index);
 

@@ -19,12 +19,8 @@ static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
     spec->host = HOST_ALL;
     spec->snapshots = true;
     spec->absent = 0;
-    spec->mode = modes[index % MODES];
-    spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : 2;
-    if (spec->mode == ATTN_MODE_DECODE)
-        spec->sequences[0].rows = 1;
-    if (spec->mode == ATTN_MODE_MIXED)
-        linear_spec_mix(spec);
+    spec->first_row = 2;
+    linear_set_mode(spec, modes[index % MODES]);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

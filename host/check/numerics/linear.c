@@ -38,13 +38,8 @@ static void vary_mode(struct linear_spec *spec, int32_t index)
     spec->vk = index / 6 % 2;
     if (spec->mode == modes[index % 6])
         return;
-    spec->mode = modes[index % 6];
-    spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : spec->first_row;
+    linear_set_mode(spec, modes[index % 6]);
     spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY;
-    for (int32_t s = 0; s < spec->num_sequences && spec->mode == ATTN_MODE_DECODE; s++)
-        spec->sequences[s].rows = 1;
-    if (spec->mode == ATTN_MODE_MIXED)
-        linear_spec_mix(spec);
 }
 
 /* Half of the decode batches have dimensions that no vector divides, where the backend has them. */
@@ -109,9 +104,7 @@ static void change_cuts(struct linear_spec *spec, int32_t index)
                                           .in_place = index / 4 % 2};
     spec->snapshots = true;
     spec->cuts = 1 + index % 4;
-    if (modes[index % 3] == ATTN_MODE_MIXED)
-        linear_spec_mix(spec);
-    spec->mode = modes[index % 3];
+    linear_set_mode(spec, modes[index % 3]);
 }
 
 static void change_places(struct linear_spec *spec, int32_t index)

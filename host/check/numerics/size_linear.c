@@ -34,11 +34,8 @@ static void set_sequences(struct linear_spec *spec, uint32_t mode, const char *s
 {
     linear_set_extend(spec, sequences);
     make_small(spec);
-    spec->mode = mode;
+    linear_set_mode(spec, mode);
     spec->snapshots = mode == ATTN_MODE_TARGET_VERIFY;
-    for (int32_t s = 0; s < spec->num_sequences; s++)
-        if (mode == ATTN_MODE_DECODE)
-            spec->sequences[s].rows = 1;
 }
 
 static void make_many_sequences(struct linear_spec *spec, int32_t index)

@@ -148,8 +148,7 @@ static void make_rich(struct linear_spec *spec, int32_t index)
 {
     linear_set_extend(spec, index % 2 ? "1i" : "1i 37ip 1 2id");
     if (index % 2)
-        spec->mode = ATTN_MODE_DECODE;
-    spec->first_row = index % 2 ? 0 : spec->first_row;
+        linear_set_mode(spec, ATTN_MODE_DECODE);
     spec->vk = index / 2 % 2;
     spec->padded = index % 2 ? 2 : 0;
     spec->z = spec->bias = true;

@@ -243,16 +243,12 @@ enum { MODES = sizeof modes / sizeof modes[0] };
 static void change_padded(struct linear_spec *spec, int32_t index)
 {
     linear_set_extend(spec, "3i 1p 1");
-    spec->mode = modes[index % MODES];
+    spec->first_row = index % 4;
+    linear_set_mode(spec, modes[index % MODES]);
     spec->padded = index % 3 * 2;
     spec->spare =
         spec->mode == ATTN_MODE_DECODE || spec->mode == ATTN_MODE_MIXED ? 0 : 7 - index % 3;
     spec->snapshots = index % 2;
-    spec->first_row = spec->mode == ATTN_MODE_DECODE ? 0 : index % 4;
-    for (int32_t s = 0; s < spec->num_sequences && spec->mode == ATTN_MODE_DECODE; s++)
-        spec->sequences[s].rows = 1;
-    if (spec->mode == ATTN_MODE_MIXED)
-        linear_spec_mix(spec);
     if (index / MODES == 1) { /* padding alone */
         spec->num_sequences = 0;
         spec->padded = 2;

@@ -246,12 +246,8 @@ static void change_order(struct linear_spec *spec, int32_t index)
 {
     linear_set_many(spec, index);
     spec->padded = 0;
-    if (index) {
-        spec->mode = ATTN_MODE_DECODE;
-        spec->first_row = 0;
-        for (int32_t s = 0; s < spec->num_sequences; s++)
-            spec->sequences[s].rows = 1;
-    }
+    if (index)
+        linear_set_mode(spec, ATTN_MODE_DECODE);
 }
 
 #define LATENTS(...) LATENT(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), __VA_ARGS__)
