@@ -231,7 +231,7 @@ static int run(struct arguments *arguments)
     struct inputs inputs = {.arguments = arguments, .params = arguments->values};
     inputs.params->plugin = arguments->target;
     if (!arguments->target && inputs.params->list && inputs.params->format == FORMAT_MARKDOWN) {
-        check_groups_describe(stdout);
+        write_checks(stdout);
         return EXIT_GOOD;
     }
     if (!arguments->target && !inputs.params->replay)

@@ -31,14 +31,13 @@ typedef void (*spec_change)(struct case_spec *spec, int32_t variant);
 struct kind_cases {
     const struct check_kind *kind;
     struct grid_choice choices[GRID_MAX_CHOICES + 1]; /* of all but linear layers */
-    spec_change
-        vary;   /* of each point, which is skipped where query refuses that; NULL = as it is */
-    bool small; /* before: as few heads and dimensions as query accepts */
+    spec_change vary; /* of a point, which is skipped where query refuses that; NULL = as it is */
+    bool small;       /* before: as few heads and dimensions as query accepts */
     linear_change change;
     int32_t variants; /* of each point, or of each family; 0 = 1 */
-    int32_t
-        drawn; /* so many cases, of the points or families in turn; 0 = each variant of each once */
-    int32_t exhaustive; /* linear layers: so many times as many in such a run; one case without families; 0 = 1 */
+    int32_t drawn;    /* so many cases, of points or families in turn; 0 = each variant once */
+    /* Linear layers: so many times as many in an exhaustive run, and one case without families; 0 = 1. */
+    int32_t exhaustive;
 };
 
 /* clang-format off */
@@ -70,9 +69,8 @@ struct kind_cases {
 /* How the calls of a case relate to each other, and what is expected of them. The other members are for judges that
  * several rows share. */
 struct relation {
-    void (*judge)(
-        struct kind_case
-            *k); /* the case whose spec was found. It says itself what it expects, but for: */
+    /* The case whose spec was found. It says itself what it expects, but for what follows. */
+    void (*judge)(struct kind_case *k);
     /* Other batches of the same tokens, each judged by the oracle: the n-th of them, of a base with these lengths
      * (case_read_lengths()). False: there is none. */
     bool (*vary)(struct case_spec *other, const struct kind_case *base, int32_t n);

@@ -24,7 +24,7 @@ const struct check *const *check_groups_quick_first(void);
 const char *check_groups_minimum(void);
 
 /* All of them, by rule, as a table in Markdown: that of docs/CONFORMANCE.md. */
-void check_groups_describe(FILE *file);
+void write_checks(FILE *file);
 
 /* Checks without a run(): what the suite found out on the way. */
 enum {
