@@ -224,8 +224,6 @@ struct check {
     ROW(extremes, 4)                                                                               \
     ROW(far_operands, 4)                                                                           \
     ROW(hints_tiles, 4)                                                                            \
-    ROW(size_more, 4)                                                                              \
-    ROW(size_linear_more, 4)                                                                       \
     ROW(wide_inputs, 4)                                                                            \
     ROW(dtypes, 4)                                                                                 \
     ROW(caps_kinds, 3)                                                                             \

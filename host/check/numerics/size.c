@@ -209,10 +209,6 @@ const struct check check_size[] = {
          SOFTMAX_SMALL(make_spare_rows, 4, EACH(TYPE), BUT(MODE, DECODE), EACH(LSE),
                        OF(SOURCE, SAVED, UNSAVED)),
          SMALL_VARIED(make_spare_rows, 4, BUT(MODE, DECODE), EACH(LSE))),
-    {.rule = NULL},
-};
-
-const struct check check_size_more[] = {
     ROW("INVAR-01", long_queries_narrowed,
         "with windows and chunks of some hundred keys, many queries see exactly the right keys",
         SOFTMAX_SMALL(make_narrowed_queries, 5, OF(TYPE, DECODER), OF(MODE, EXTEND))),

@@ -218,10 +218,6 @@ const struct check check_size_linear[] = {
     ROW("KV-09", linear_spare_rows,
         "rows after q_indptr[S] are padding: they are finite and change nothing else",
         LINEAR(make_spare_rows, 2)),
-    {.rule = NULL},
-};
-
-const struct check check_size_linear_more[] = {
     ROW("MEAN-18", linear_longest, "a sequence of more than 65536 rows follows its recurrence",
         LINEAR(make_longest, 1)),
     ROW("MEAN-03", linear_late_rows, "row numbers of linear layers may be above 65536",
