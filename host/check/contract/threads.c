@@ -43,76 +43,78 @@ static void spoil(struct question *question, int which)
 
 /* ---- Threads --------------------------------------------------------------------------------- */
 
-/* What a thread works with. */
-struct worker {
-    pthread_t thread;
-    const struct check_run *run;
-    struct crowd *crowd;
-    int index;
+/* body(work, n) in so many threads, none of which goes before all are there. */
+struct team {
+    void (*body)(void *work, int n);
+    void *work;
+    atomic_bool begin;
+    struct member {
+        pthread_t thread;
+        struct team *team;
+        int number;
+    } members[NUM_THREADS];
 };
 
-struct crowd {
-    struct question questions[NUM_QUESTIONS];
-    struct caps_answer answers[NUM_QUESTIONS]; /* of one thread alone */
-    atomic_bool begin;                         /* none goes before all are there */
-    atomic_int wrong; /* question whose answer differed, from 1; 0 = none */
-    struct worker workers[NUM_THREADS];
-};
-
-static void await(struct crowd *crowd)
+static void *take_part(void *arg)
 {
-    while (!atomic_load(&crowd->begin))
+    const struct member *member = arg;
+    while (!atomic_load(&member->team->begin))
         sched_yield();
+    member->team->body(member->team->work, member->number);
+    return NULL;
 }
 
-static void *ask_often(void *arg)
+static void run_at_once(struct check_run *run, int count, void (*body)(void *work, int n),
+                        void *work)
 {
-    struct worker *worker = arg;
-    struct crowd *crowd = worker->crowd;
+    struct team team = {.body = body, .work = work};
+    int started = 0;
+    for (; started < count; started++) {
+        struct member *member = &team.members[started];
+        *member = (struct member){.team = &team, .number = started};
+        if (pthread_create(&member->thread, NULL, take_part, member) != 0)
+            break;
+    }
+    atomic_store(&team.begin, true);
+    for (int t = 0; t < started; t++)
+        pthread_join(team.members[t].thread, NULL);
+    if (started < count)
+        check_fail(run, "the system gives %d threads of %d", started, count);
+}
+
+/* What all of them ask. */
+struct crowd {
+    const struct check_subject *subject;
+    struct question questions[NUM_QUESTIONS];
+    struct caps_answer answers[NUM_QUESTIONS]; /* of one thread alone */
+    atomic_int wrong; /* question whose answer differed, from 1; 0 = none */
+};
+
+static void ask_often(void *work, int n)
+{
+    struct crowd *crowd = work;
     struct caps_answer *answer = malloc(sizeof *answer);
-    await(crowd);
     for (int round = 0; answer && round < ROUNDS; round++) {
-        int which = (round + worker->index) % NUM_QUESTIONS;
-        caps_ask(worker->run->subject, &crowd->questions[which].asked.problems[0], answer);
+        int which = (round + n) % NUM_QUESTIONS;
+        caps_ask(crowd->subject, &crowd->questions[which].asked.problems[0], answer);
         if (!caps_same_answer(answer, &crowd->answers[which]))
             atomic_store(&crowd->wrong, which + 1);
     }
     free(answer);
-    return NULL;
 }
 
-static void *describe_often(void *arg)
+static void describe_often(void *work, int n)
 {
-    struct worker *worker = arg;
-    const struct check_subject *subject = worker->run->subject;
-    const struct loader_plugin *plugin = subject->host->registry.plugins[subject->plugin];
-    await(worker->crowd);
+    struct crowd *crowd = work;
+    const struct loader_plugin *plugin =
+        crowd->subject->host->registry.plugins[crowd->subject->plugin];
+    (void)n;
     for (int round = 0; round < ROUNDS; round++)
         for (uint32_t i = 0; i < plugin->num_types; i++) {
             const attn_backend_type *type = NULL;
             if (plugin->table.describe(i, &type, NULL) != ATTN_OK || type != plugin->types[i])
-                atomic_store(&worker->crowd->wrong, (int)i + 1);
+                atomic_store(&crowd->wrong, (int)i + 1);
         }
-    return NULL;
-}
-
-/* All threads at once. */
-static void run_crowd(struct check_run *run, struct crowd *crowd, void *(*body)(void *))
-{
-    int started = 0;
-    atomic_store(&crowd->begin, false);
-    atomic_store(&crowd->wrong, 0);
-    for (; started < NUM_THREADS; started++) {
-        struct worker *worker = &crowd->workers[started];
-        *worker = (struct worker){.run = run, .crowd = crowd, .index = started};
-        if (pthread_create(&worker->thread, NULL, body, worker) != 0)
-            break;
-    }
-    atomic_store(&crowd->begin, true);
-    for (int t = 0; t < started; t++)
-        pthread_join(crowd->workers[t].thread, NULL);
-    if (started < NUM_THREADS)
-        check_fail(run, "the system gives %d threads of %d", started, NUM_THREADS);
 }
 
 static void run_query(struct check_run *run)
@@ -120,6 +122,7 @@ static void run_query(struct check_run *run)
     char why[512];
     struct crowd *crowd = calloc(1, sizeof *crowd);
     CHECK_THAT(run, crowd, "no memory for %d threads", NUM_THREADS);
+    crowd->subject = run->subject;
     bool found = true;
     for (int q = 0; q < NUM_QUESTIONS && found; q++) {
         struct question *question = &crowd->questions[q];
@@ -128,7 +131,7 @@ static void run_query(struct check_run *run)
         caps_ask(run->subject, &question->asked.problems[0], &crowd->answers[q]);
     }
     if (found)
-        run_crowd(run, crowd, ask_often);
+        run_at_once(run, NUM_THREADS, ask_often, crowd);
     else
         check_skip(run, "query accepts no plain softmax problem on this device: %s", why);
     if (atomic_load(&crowd->wrong))
@@ -143,7 +146,8 @@ static void run_describe(struct check_run *run)
 {
     struct crowd *crowd = calloc(1, sizeof *crowd);
     CHECK_THAT(run, crowd, "no memory for %d threads", NUM_THREADS);
-    run_crowd(run, crowd, describe_often);
+    crowd->subject = run->subject;
+    run_at_once(run, NUM_THREADS, describe_often, crowd);
     if (atomic_load(&crowd->wrong))
         check_fail(run, "of %d threads that call describe(%d) at once one gets another table",
                    NUM_THREADS, atomic_load(&crowd->wrong) - 1);
@@ -154,24 +158,20 @@ static void run_describe(struct check_run *run)
 
 /* A thread with its own instance; what it finds is put together by the main thread. */
 struct lane {
-    pthread_t thread;
     struct check_run run;
     struct rig rig;
     struct rig_session session;
     char *expected[RIG_BATCHES];
-    atomic_bool *begin;
 };
 
-static void *run_lane(void *arg)
+static void run_lane(void *lanes, int n)
 {
-    struct lane *lane = arg;
+    struct lane *lane = (struct lane *)lanes + n;
     host_error error;
     host_error_init(&error);
-    while (!atomic_load(lane->begin))
-        sched_yield();
     if (device_enter(lane->rig.device, &error.base) != ATTN_OK) {
         check_fail(&lane->run, "the device cannot be entered: %s", host_error_text(&error));
-        return NULL;
+        return;
     }
     for (int round = 0; round < 20 && lane->run.code == CHECK_PASS; round++) {
         int batch = round % lane->rig.num_batches;
@@ -186,14 +186,12 @@ static void *run_lane(void *arg)
         free(result);
     }
     device_leave(lane->rig.device);
-    return NULL;
 }
 
-static bool open_lane(struct lane *lane, struct check_run *run, uint64_t seed, atomic_bool *begin)
+static bool open_lane(struct lane *lane, struct check_run *run, uint64_t seed)
 {
     lane->run = *run;
     lane->run.trail = NULL;
-    lane->begin = begin;
     if (!rig_open(&lane->rig, run, seed))
         return false;
     if (!rig_life(&lane->rig, run, lane->expected)) {
@@ -216,28 +214,13 @@ static void close_lane(struct lane *lane, struct check_run *run)
     rig_close(&lane->rig);
 }
 
-static void run_lanes(struct check_run *run, struct lane *lanes)
-{
-    int started = 0;
-    atomic_store(lanes[0].begin, false);
-    for (; started < 2; started++)
-        if (pthread_create(&lanes[started].thread, NULL, run_lane, &lanes[started]) != 0)
-            break;
-    atomic_store(lanes[0].begin, true);
-    for (int t = 0; t < started; t++)
-        pthread_join(lanes[t].thread, NULL);
-    if (started < 2)
-        check_fail(run, "the system gives no thread");
-}
-
 static void run_instances(struct check_run *run)
 {
-    atomic_bool begin;
     struct lane *lanes = calloc(2, sizeof *lanes);
     CHECK_THAT(run, lanes, "no memory for two threads");
-    if (open_lane(&lanes[0], run, run->seed, &begin)) {
-        if (open_lane(&lanes[1], run, run->seed + 1, &begin)) {
-            run_lanes(run, lanes);
+    if (open_lane(&lanes[0], run, run->seed)) {
+        if (open_lane(&lanes[1], run, run->seed + 1)) {
+            run_at_once(run, 2, run_lane, lanes);
             close_lane(&lanes[1], run);
         }
         close_lane(&lanes[0], run);
