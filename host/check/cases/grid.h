@@ -238,7 +238,7 @@ enum { GRID_MAX_CHOICES = 9, ALL = (1 << GRID_MAX_VALUES) - 1 };
 /* clang-format off */
 #define BIT(value) (1u << (value))
 /* A choice of AXIS_x: of values x_a, x_b ..., up to five by name; of all; of all but one; of the first n; of number n. */
-#define OF(axis, ...) {AXIS_##axis, OF_COUNT(__VA_ARGS__, OF_5, OF_4, OF_3, OF_2, OF_1)(axis, __VA_ARGS__)}
+#define OF(axis, ...) {AXIS_##axis, OF_COUNT(__VA_ARGS__, OF_5, OF_4, OF_3, OF_2, OF_1, OF_0)(axis, __VA_ARGS__)}
 #define EACH(axis) {AXIS_##axis, ALL}
 #define BUT(axis, value) {AXIS_##axis, ALL & ~BIT(axis##_##value)}
 #define FIRST(axis, count) {AXIS_##axis, BIT(count) - 1}
