@@ -93,12 +93,23 @@ static attn_status restart(const attn_plugin *table, struct process_resources *b
     return table->init(services, &error->base);
 }
 
+/* A rig and a whole life. False: there is no rig. */
+static bool live(struct check_run *run)
+{
+    char *results[RIG_BATCHES];
+    struct rig rig;
+    if (!rig_open(&rig, run, run->seed))
+        return false;
+    if (rig_life(&rig, run, results))
+        rig_free(results);
+    rig_close(&rig);
+    return true;
+}
+
 static void run_pairs(struct check_run *run)
 {
     const attn_plugin *table = &run->subject->node->type->plugin->table;
-    char *results[RIG_BATCHES];
     struct process_resources unused;
-    struct rig rig;
     host_error error;
     attn_status status = ATTN_OK;
     host_error_init(&error);
@@ -109,11 +120,8 @@ static void run_pairs(struct check_run *run)
         if (status != ATTN_OK)
             check_fail(run, "init after fini: %s: %s", host_status_name(status),
                        host_error_text(&error));
-        else if (rig_open(&rig, run, run->seed)) {
-            if (rig_life(&rig, run, results))
-                rig_free(results);
-            rig_close(&rig);
-        }
+        else
+            live(run);
     }
 }
 
@@ -123,19 +131,13 @@ static void run_threads(struct check_run *run)
 {
     const attn_plugin *table = &run->subject->node->type->plugin->table;
     struct process_resources before, after;
-    char *results[RIG_BATCHES];
-    struct rig rig;
     host_error error;
     host_error_init(&error);
     process_take(&before);
     after = before;
     attn_status status = restart(table, &before, &error);
-    if (status == ATTN_OK && rig_open(&rig, run, run->seed)) {
-        if (rig_life(&rig, run, results))
-            rig_free(results);
-        rig_close(&rig);
+    if (status == ATTN_OK && live(run))
         status = restart(table, &after, &error);
-    }
     if (status != ATTN_OK)
         check_fail(run, "init after fini: %s: %s", host_status_name(status),
                    host_error_text(&error));

@@ -166,11 +166,8 @@ static void run_text(struct check_run *run)
 }
 
 const struct check check_load[] = {
-    {.rule = "LOAD-01",
-     .name = "exports",
-     .sentence = "the file exports " ATTN_PLUGIN_ENTRY " and nothing else",
-     .needs = CHECK_ONCE,
-     .run = run_exports},
+    CHECK_ROW("LOAD-01", exports, NULL, CHECK_ONCE,
+              "the file exports " ATTN_PLUGIN_ENTRY " and nothing else"),
     CHECK_ROW("LOAD-02", closure, NULL, CHECK_ONCE,
               "every symbol is defined in the file or in a library that it names as needed"),
     CHECK_ROW(
