@@ -148,8 +148,6 @@ CHECK_RUN(mla_large, run_any(run, short_latents, true))
 /* ---- Recurrences ------------------------------------------------------------------------------
  */
 
-CHECK_COUNT(linear_numbers, linear_families(subject) ? numerics_few(subject, LINEAR_CASES) : 1)
-
 struct asked_linear {
     struct check_subject subject; /* with the options that are tried */
     struct linear_spec *spec;
@@ -163,8 +161,10 @@ static bool accepts_linear(void *ctx, const attn_options *options)
     return linear_accepts(&asked->subject, asked->spec, reason);
 }
 
-static void judge_linear(struct check_run *run, struct linear_spec *spec)
+static void judge_linear(struct kind_case *k)
 {
+    struct check_run *run = k->run;
+    struct linear_spec *spec = &k->at.spec.linear;
     const struct check_subject *given = run->subject;
     struct check_subject subject = *given;
     struct asked_linear asked = {subject, spec};
@@ -182,18 +182,7 @@ static void judge_linear(struct check_run *run, struct linear_spec *spec)
     options_destroy(drawn);
 }
 
-static void run_linear_numbers(struct check_run *run)
-{
-    uint32_t set = linear_families(run->subject);
-    int32_t families = __builtin_popcount(set);
-    uint32_t family = set ? linear_family_at(set, run->index % families) : ATTN_LINEAR_GDN;
-    struct linear_spec spec;
-    char reason[LINEAR_TEXT] = "";
-    if (linear_find(run->subject, family, run->seed, NULL, 0, &spec, reason))
-        judge_linear(run, &spec);
-    else
-        check_skip(run, "%s", reason);
-}
+static const struct relation any_recurrence = {.judge = judge_linear};
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
@@ -213,7 +202,9 @@ const struct check check_numbers[] = {
             "any two of these may be large at once: heads, sequences, padding, keys, queries"),
     NUMBERS(mla_large, "any two of these may be large at once in latent layers: heads, sequences, "
                        "padding, keys, queries"),
-    NUMBERS(linear_numbers, "linear layers are right for random lengths, heads, dimensions and "
-                            "snapshots that query accepts"),
+    ROW_NEEDS("INVAR-01", linear_numbers, any_recurrence, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
+              "linear layers are right for random lengths, heads, dimensions and "
+              "snapshots that query accepts",
+              CASES_OF(.kind = &linear_layers, .drawn = LINEAR_CASES)),
     {.rule = NULL},
 };

@@ -119,20 +119,20 @@ static void skip_all(struct check_run *run)
 
 /* Two families in turns, or one with other dimensions and dtypes; both instances are there first.
  */
-static void run_linear_sequel(struct check_run *run)
+static void judge_sequel(struct kind_case *k)
 {
     struct chain chains[CHAINS];
-    uint32_t set = linear_families(run->subject);
-    int32_t families = __builtin_popcount(set), opened = 0;
+    const struct check_run *run = k->run;
+    const uint32_t set = linear_families(run->subject);
+    int32_t opened = 0;
     for (int32_t n = 0; n < CHAINS; n++) {
-        uint32_t family =
-            linear_family_at(set, families ? (run->index * (1 + n) + n) % families : 0);
-        chains[n] = (struct chain){.run = run};
-        if (families > 0)
-            opened += draw_chain(&chains[n], family, mix_absorb(run->seed, (uint64_t)n));
+        const int32_t family = (run->index * (1 + n) + n) % __builtin_popcount(set);
+        chains[n] = (struct chain){.run = k->run};
+        opened += draw_chain(&chains[n], linear_family_at(set, family),
+                             mix_absorb(run->seed, (uint64_t)n));
     }
     if (opened < CHAINS)
-        skip_all(run);
+        skip_all(k->run);
     else
         chain_judge_turns(chains, CHAINS);
     for (int32_t n = 0; n < CHAINS; n++)
@@ -148,17 +148,15 @@ static void make_short(struct linear_spec *spec, int32_t index)
         spec->mode = ATTN_MODE_EXTEND;
 }
 
-static void run_linear_contents(struct check_run *run)
+static void judge_contents(struct kind_case *k)
 {
-    struct chain chain = {.run = run};
-    struct linear_spec spec;
-    if (!linear_find_case(run, make_short, &spec))
-        return;
-    bool good = add_case(&chain, &spec, run->seed);
-    for (spec.turn = 1; spec.turn < STEPS && good; spec.turn++) {
-        const uint64_t seed = mix_absorb(run->seed, (uint64_t)spec.turn);
+    struct chain chain = {.run = k->run};
+    struct linear_spec *spec = &k->at.spec.linear;
+    bool good = add_case(&chain, spec, k->run->seed);
+    for (spec->turn = 1; spec->turn < STEPS && good; spec->turn++) {
+        const uint64_t seed = mix_absorb(k->run->seed, (uint64_t)spec->turn);
         struct case_spec *next = &chain.specs[chain.count];
-        *next = (struct case_spec){.kind = ATTN_KIND_LINEAR, .linear = spec};
+        *next = (struct case_spec){.kind = ATTN_KIND_LINEAR, .linear = *spec};
         good = chain_add_like(&chain, chain_make_case(&chain, next, seed, seed));
     }
     if (good)
@@ -166,16 +164,13 @@ static void run_linear_contents(struct check_run *run)
     chain_finish(&chain);
 }
 
-static void run_linear_other_bounds(struct check_run *run)
+static void judge_two_metadata(struct kind_case *k)
 {
-    struct chain chain = {.run = run};
-    uint32_t set = linear_families(run->subject);
-    int32_t families = __builtin_popcount(set);
-    uint32_t family = linear_family_at(set, families ? run->index % families : 0);
-    if (families == 0 || !draw_chain(&chain, family, run->seed) || chain.count < 2)
-        skip_all(run);
+    struct chain chain = {.run = k->run};
+    if (!draw_chain(&chain, k->at.spec.linear.family, k->run->seed) || chain.count < 2)
+        skip_all(k->run);
     else
-        chain_judge_two(&chain, run->index / families % CHAIN_TWO_WAYS);
+        chain_judge_two(&chain, k->variant % CHAIN_TWO_WAYS);
     chain_finish(&chain);
 }
 
@@ -206,32 +201,34 @@ static void add_layer(struct chain *chain, uint32_t family, int32_t group, uint6
 }
 
 /* In state groups by turns, from the first one on or from the last. */
-static void run_layers(struct check_run *run, int32_t num_state_groups)
+static void judge_groups(struct kind_case *k, int32_t num_state_groups)
 {
-    struct chain chain = {.run = run};
+    struct chain chain = {.run = k->run};
     struct joint *joint = &chain.steps[0];
-    uint32_t set = linear_families(run->subject);
-    int32_t families = __builtin_popcount(set);
-    for (int32_t n = 0; n < LAYERS && families > 0; n++)
-        add_layer(&chain, linear_family_at(set, (run->index + n / 2) % families),
-                  (joint->count + run->index / families) % num_state_groups,
-                  mix_absorb(run->seed, (uint64_t)n));
+    const uint32_t set = linear_families(k->run->subject);
+    const int32_t families = __builtin_popcount(set), index = k->run->index;
+    for (int32_t n = 0; n < LAYERS; n++)
+        add_layer(&chain, linear_family_at(set, (index + n / 2) % families),
+                  (joint->count + index / families) % num_state_groups,
+                  mix_absorb(k->run->seed, (uint64_t)n));
     if (joint->count > 0) {
         chain_add(&chain);
         if (chain_open(&chain))
             chain_judge(&chain, 0, "layers of a batch");
-    } else if (run->code == CHECK_PASS) {
-        skip_all(run);
+    } else if (k->run->code == CHECK_PASS) {
+        skip_all(k->run);
     }
     chain_finish(&chain);
 }
 
-CHECK_RUN(linear_layers, run_layers(run, 1))
-
-static void run_state_groups(struct check_run *run)
+static void judge_layers(struct kind_case *k)
 {
-    int32_t families = linear_count_families(run->subject);
-    run_layers(run, 2 + run->index / families % (LINEAR_STATE_GROUPS - 1));
+    judge_groups(k, 1);
+}
+
+static void judge_state_groups(struct kind_case *k)
+{
+    judge_groups(k, 2 + k->variant % (LINEAR_STATE_GROUPS - 1));
 }
 
 /* ---- Padding --------------------------------------------------------------------------------- */
@@ -257,31 +254,24 @@ static void change_padded(struct linear_spec *spec, int32_t index)
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-#define CASES(name, number)                                                                        \
-    static int32_t count_##name(const struct check_subject *subject)                               \
-    {                                                                                              \
-        int32_t all = (subject->exhaustive ? 20 : 1) * (number);                                   \
-        return linear_families(subject) ? all * linear_count_families(subject) : 1;                \
-    }
-
-CASES(linear_sequel, 4)
-CASES(linear_contents, 3)
-CASES(linear_other_bounds, 2 * CHAIN_TWO_WAYS)
-CASES(linear_layers, 3)
-CASES(state_groups, 2 * (LINEAR_STATE_GROUPS - 1))
+/* So many of each family, and twenty times as many of an exhaustive run. */
+#define CASES(number) LINEAR_MORE(NULL, number, 20)
 
 const struct check check_linear_sequel[] = {
-    CHECK_CASES("INVAR-01", linear_sequel,
-                "calls of linear layers do not change the results of later calls"),
-    CHECK_CASES("INVAR-01", linear_layers,
-                "linear layers of one batch share only its rows and slots"),
-    CHECK_CASES("KV-12", state_groups,
-                "linear layers of one batch use the slots of their own state groups"),
-    CHECK_CASES(
-        "LIFE-05", linear_other_bounds,
-        "a planned batch does not change when its instance gets another metadata (linear layers)"),
-    CHECK_CASES("LIFE-06", linear_contents,
-                "a new batch of linear layers at the old addresses is planned again"),
+    OWN_ROW("INVAR-01", linear_sequel, judge_sequel,
+            "calls of linear layers do not change the results of later calls", CASES(4)),
+    OWN_ROW("INVAR-01", linear_layers, judge_layers,
+            "linear layers of one batch share only its rows and slots", CASES(3)),
+    OWN_ROW("KV-12", state_groups, judge_state_groups,
+            "linear layers of one batch use the slots of their own state groups",
+            CASES(2 * (LINEAR_STATE_GROUPS - 1))),
+    OWN_ROW(
+        "LIFE-05", linear_other_bounds, judge_two_metadata,
+        "a planned batch does not change when its instance gets another metadata (linear layers)",
+        CASES(2 * CHAIN_TWO_WAYS)),
+    OWN_ROW("LIFE-06", linear_contents, judge_contents,
+            "a new batch at the old addresses is planned again (linear layers)",
+            LINEAR_MORE(make_short, 3, 20)),
     ROW("CAPT-04", linear_padded,
         "padding of linear layers is finite and changes no other result, in every mode",
         LINEAR_MORE(change_padded, 2 * MODES, 20)),
