@@ -69,6 +69,9 @@ int dtype_parse(const char *text, attn_dtype *dtype)
 
 /* ---- Formats --------------------------------------------------------------------------------- */
 
+/* Loops over neighbours (see FOR_EACH) are compiled for each format: what they call becomes a part of them. */
+#define INLINE static inline __attribute__((always_inline))
+
 /* A binary floating-point format of at most 16 bits, sign-magnitude as IEEE formats are. */
 struct format {
     int mantissa;      /* explicit bits */
@@ -85,7 +88,7 @@ static const struct format e4m3 = {3, -6, 0x80, 0x7e, 0x7f, 0x7f}; /* no infinit
 static const struct format e5m2 = {2, -14, 0x80, 0x7b, 0x7c, 0x7f};
 
 /* 2 to the power of a normal double's exponent. */
-static double power_of_two(int exponent)
+INLINE double power_of_two(int exponent)
 {
     uint64_t bits = (uint64_t)(exponent + 1023) << 52;
     double value;
@@ -94,7 +97,7 @@ static double power_of_two(int exponent)
 }
 
 /* Exponent of a magnitude; that of a double's subnormals is below every format's anyway. */
-static int exponent_of(double magnitude)
+INLINE int exponent_of(double magnitude)
 {
     uint64_t bits;
     memcpy(&bits, &magnitude, sizeof bits);
@@ -103,7 +106,7 @@ static int exponent_of(double magnitude)
 
 /* The magnitude is counted in units of the last place at its exponent. Adding the exponent's field
  * lets both a carry out of the mantissa and the step from subnormal to normal come out right. */
-static uint16_t encode(const struct format *format, double value)
+INLINE uint16_t encode(const struct format *format, double value)
 {
     uint16_t sign = signbit(value) ? format->sign : 0;
     if (isnan(value))
@@ -121,21 +124,26 @@ static uint16_t encode(const struct format *format, double value)
     return sign | (bits > format->largest ? format->infinity : (uint16_t)bits);
 }
 
+static __attribute__((noinline)) uint16_t encode_rare_bf16(double value)
+{
+    return encode(&bf16, value);
+}
+
 /* encode() of bf16, by far the most frequent, in half the time: fields as a double has them, the
  * exponent's by another bias. */
-static uint16_t encode_bf16(double value)
+INLINE uint16_t encode_bf16(double value)
 {
     enum { DROPPED = 52 - 7, LEAST = 1023 - 126, BEYOND = 1023 + 127 };
     uint64_t wide;
     memcpy(&wide, &value, sizeof wide);
     uint64_t magnitude = wide & UINT64_MAX >> 1;
     if (magnitude < (uint64_t)LEAST << 52 || magnitude >= (uint64_t)BEYOND << 52)
-        return encode(&bf16, value);
+        return encode_rare_bf16(value);
     magnitude += (UINT64_C(1) << (DROPPED - 1)) - 1 + (magnitude >> DROPPED & 1);
     return (uint16_t)((wide >> 63 << 15) | ((magnitude >> DROPPED) - ((uint64_t)(LEAST - 1) << 7)));
 }
 
-static double decode(const struct format *format, uint16_t bits)
+INLINE double decode(const struct format *format, uint16_t bits)
 {
     uint16_t magnitude = bits & (uint16_t)(format->sign - 1u);
     double value;
@@ -152,7 +160,7 @@ static double decode(const struct format *format, uint16_t bits)
     return bits & format->sign ? -value : value;
 }
 
-static const struct format *format_of(attn_dtype dtype)
+INLINE const struct format *format_of(attn_dtype dtype)
 {
     switch (dtype) {
     case ATTN_F16:
@@ -244,7 +252,7 @@ double dtype_e5m2_value(uint8_t bits)
 
 /* decode() of a format of one byte in a fraction of the time: fields as a double has them, the exponent's by another
  * bias, which a multiplication mends. */
-static double load_code(const struct format *format, uint8_t bits)
+INLINE double load_code(const struct format *format, uint8_t bits)
 {
     const uint64_t magnitude = bits & 0x7fu;
     if (magnitude > format->largest)
@@ -255,7 +263,27 @@ static double load_code(const struct format *format, uint8_t bits)
     return value * power_of_two(1022 + format->min_exponent);
 }
 
-double dtype_load(attn_dtype dtype, const void *base, int64_t index)
+/* The statement for i in [0, count), compiled once for each type: what depends on it alone is settled then. */
+#define LOOP_OF(dtype, statement)                                                                  \
+    case dtype: {                                                                                  \
+        enum { TYPE = dtype };                                                                     \
+        for (int64_t i = 0; i < count; i++)                                                        \
+            statement;                                                                             \
+        break;                                                                                     \
+    }
+#define FOR_EACH(dtype, statement)                                                                 \
+    switch (dtype) {                                                                               \
+        LOOP_OF(ATTN_F64, statement)                                                               \
+        LOOP_OF(ATTN_F32, statement)                                                               \
+        LOOP_OF(ATTN_F16, statement)                                                               \
+        LOOP_OF(ATTN_BF16, statement)                                                              \
+        LOOP_OF(ATTN_FP8_E4M3, statement)                                                          \
+        LOOP_OF(ATTN_FP8_E5M2, statement)                                                          \
+    default:                                                                                       \
+        LOOP_OF(ATTN_DTYPE_NONE, statement)                                                        \
+    }
+
+INLINE double load(attn_dtype dtype, const void *base, int64_t index)
 {
     const char *at = (const char *)base + index * (int64_t)attn_dtype_size(dtype);
     const struct format *format = format_of(dtype);
@@ -284,13 +312,8 @@ double dtype_load(attn_dtype dtype, const void *base, int64_t index)
     return decode(format, bits);
 }
 
-void dtype_store(attn_dtype dtype, void *base, int64_t index, double value)
+INLINE void store(attn_dtype dtype, void *base, int64_t index, double value)
 {
-    if (dtype == ATTN_BF16) {
-        uint16_t bits = encode_bf16(value);
-        memcpy((char *)base + index * 2, &bits, sizeof bits);
-        return;
-    }
     char *at = (char *)base + index * (int64_t)attn_dtype_size(dtype);
     const struct format *format = format_of(dtype);
     if (dtype == ATTN_F64) {
@@ -299,7 +322,7 @@ void dtype_store(attn_dtype dtype, void *base, int64_t index, double value)
         float narrow = (float)value;
         memcpy(at, &narrow, sizeof narrow);
     } else if (format) {
-        uint16_t bits = encode(format, value);
+        uint16_t bits = dtype == ATTN_BF16 ? encode_bf16(value) : encode(format, value);
         uint8_t byte = (uint8_t)bits;
         if (format->sign == 0x80)
             memcpy(at, &byte, sizeof byte);
@@ -308,53 +331,61 @@ void dtype_store(attn_dtype dtype, void *base, int64_t index, double value)
     }
 }
 
-double dtype_round(attn_dtype dtype, double value)
+INLINE double rounded(attn_dtype dtype, double value)
 {
     double element;
-    dtype_store(dtype, &element, 0, value);
-    return dtype_is_float(dtype) ? dtype_load(dtype, &element, 0) : NAN;
+    store(dtype, &element, 0, value);
+    return dtype_is_float(dtype) ? load(dtype, &element, 0) : NAN;
+}
+
+double dtype_load(attn_dtype dtype, const void *base, int64_t index)
+{
+    return load(dtype, base, index);
+}
+
+void dtype_store(attn_dtype dtype, void *base, int64_t index, double value)
+{
+    store(dtype, base, index, value);
+}
+
+double dtype_round(attn_dtype dtype, double value)
+{
+    return rounded(dtype, value);
+}
+
+void dtype_round_floats(attn_dtype dtype, float *x, int64_t count)
+{
+    FOR_EACH(dtype, x[i] = (float)rounded(TYPE, (double)x[i]))
 }
 
 void dtype_to_double(attn_dtype dtype, const void *from, int64_t count, double *to)
 {
-    const struct format *format = format_of(dtype);
-    if (format && format->sign == 0x80) {
-        for (int64_t i = 0; i < count; i++)
-            to[i] = load_code(format, ((const uint8_t *)from)[i]);
-        return;
-    }
-    for (int64_t i = 0; i < count; i++)
-        to[i] = dtype_load(dtype, from, i);
+    FOR_EACH(dtype, to[i] = load(TYPE, from, i))
 }
 
 void dtype_from_double(attn_dtype dtype, const double *from, int64_t count, void *to)
 {
-    for (int64_t i = 0; i < count; i++)
-        dtype_store(dtype, to, i, from[i]);
+    FOR_EACH(dtype, store(TYPE, to, i, from[i]))
 }
 
 void dtype_to_float(attn_dtype dtype, const void *from, int64_t count, float *to)
 {
-    for (int64_t i = 0; i < count; i++)
-        to[i] = (float)dtype_load(dtype, from, i);
+    FOR_EACH(dtype, to[i] = (float)load(TYPE, from, i))
 }
 
-void dtype_from_float(attn_dtype dtype, const float *from, int64_t count, void *to)
-{
-    for (int64_t i = 0; i < count; i++)
-        dtype_store(dtype, to, i, (double)from[i]);
-}
+void dtype_from_float(attn_dtype dtype, const float *from, int64_t count,
+                      void *to){FOR_EACH(dtype, store(TYPE, to, i, (double)from[i]))}
 
 /* ---- Quantised KV ---------------------------------------------------------------------------- */
 
-void dtype_quantise(attn_dtype dtype, void *base, int64_t index, float x, float scale)
+INLINE void quantise(attn_dtype dtype, void *base, int64_t index, float x, float scale)
 {
     if (!dtype_is_fp8(dtype)) {
-        dtype_store(dtype, base, index, (double)x);
+        store(dtype, base, index, (double)x);
         return;
     }
     float quotient = x / scale;
-    double largest = dtype_largest(dtype);
+    double largest = decode(format_of(dtype), format_of(dtype)->largest);
     double value = (double)quotient;
     /* Compared so that NaN, which is neither, is left alone. Saturating before the rounding is
      * saturating after it: what rounds beyond the largest value is itself beyond it. */
@@ -362,11 +393,44 @@ void dtype_quantise(attn_dtype dtype, void *base, int64_t index, float x, float 
         value = largest;
     else if (value < -largest)
         value = -largest;
-    dtype_store(dtype, base, index, value);
+    store(dtype, base, index, value);
+}
+
+INLINE double dequantise(attn_dtype dtype, const void *base, int64_t index, float scale)
+{
+    double stored = load(dtype, base, index);
+    return dtype_is_fp8(dtype) ? stored * (double)scale : stored;
+}
+
+INLINE double as_stored(attn_dtype dtype, double x, float scale)
+{
+    double element;
+    quantise(dtype, &element, 0, (float)x, scale);
+    return dequantise(dtype, &element, 0, scale);
+}
+
+void dtype_quantise(attn_dtype dtype, void *base, int64_t index, float x, float scale)
+{
+    quantise(dtype, base, index, x, scale);
 }
 
 double dtype_dequantise(attn_dtype dtype, const void *base, int64_t index, float scale)
 {
-    double stored = dtype_load(dtype, base, index);
-    return dtype_is_fp8(dtype) ? stored * (double)scale : stored;
+    return dequantise(dtype, base, index, scale);
+}
+
+void dtype_quantise_all(attn_dtype dtype, const float *from, int64_t count, float scale, void *to)
+{
+    FOR_EACH(dtype, quantise(TYPE, to, i, from[i], scale))
+}
+
+void dtype_dequantise_all(attn_dtype dtype, const void *from, int64_t count, float scale,
+                          double *to)
+{
+    FOR_EACH(dtype, to[i] = dequantise(TYPE, from, i, scale))
+}
+
+void dtype_as_stored(attn_dtype dtype, double *x, int64_t count, float scale)
+{
+    FOR_EACH(dtype, x[i] = as_stored(TYPE, x[i], scale))
 }

@@ -58,6 +58,9 @@ double dtype_round(attn_dtype dtype, double value);
  * 0 for fp64 and what is not floating point. */
 double dtype_half_unit(attn_dtype dtype, double value);
 
+/* dtype_round() of `count` neighbours, in place. */
+void dtype_round_floats(attn_dtype dtype, float *x, int64_t count);
+
 /* dtype_load() and dtype_store() of `count` neighbours, as doubles and as floats (of fp64,
  * rounded).
  */
@@ -77,5 +80,11 @@ void dtype_quantise(attn_dtype dtype, void *base, int64_t index, float x, float 
 /* What a reader makes of the stored element: stored * scale, exactly; for a type that is not fp8
  * the element itself. */
 double dtype_dequantise(attn_dtype dtype, const void *base, int64_t index, float scale);
+
+/* Both of `count` neighbours, and one after the other: x becomes what a reader makes of it once it is stored. */
+void dtype_quantise_all(attn_dtype dtype, const float *from, int64_t count, float scale, void *to);
+void dtype_dequantise_all(attn_dtype dtype, const void *from, int64_t count, float scale,
+                          double *to);
+void dtype_as_stored(attn_dtype dtype, double *x, int64_t count, float scale);
 
 #endif /* HOST_BASE_DTYPE_H */

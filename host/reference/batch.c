@@ -33,15 +33,26 @@ struct reader {
     const struct memo *memo; /* NULL = none */
 };
 
-/* Nothing is kept for a single row and head, for too much, or where memory ran out. */
+/* Rows and heads that are computed side by side, at most, and the keys that they see in all: their scores stay near. */
+enum { TILE_ROWS = 32, TILE_KEYS = 1 << 15 };
+
+/* How many rows times heads are computed side by side. */
+static int32_t lines_together(const reference_sequence *sequence)
+{
+    int64_t lines = TILE_KEYS / (sequence->kv_len + 1);
+    return lines > TILE_ROWS ? TILE_ROWS : lines > 1 ? (int32_t)lines : 1;
+}
+
+/* Nothing is kept for what is read once, for too much, or where memory ran out. */
 static void memo_init(struct memo *memo, const reference_call *call,
                       const reference_sequence *sequence)
 {
     size_t vectors = (size_t)sequence->kv_len * (size_t)call->kv_heads;
     size_t each = ((size_t)call->dim + (size_t)call->v_dim) * sizeof(double);
-    int32_t readers = call->group->num_q_heads / call->kv_heads;
+    int64_t readers = sequence->num_rows * (call->group->num_q_heads / call->kv_heads);
+    int is_read_once = readers <= (call->chooses ? 1 : lines_together(sequence));
     *memo = (struct memo){NULL, NULL};
-    if (vectors == 0 || (int64_t)sequence->num_rows * readers < 2 || vectors > MOST_KEPT / each)
+    if (vectors == 0 || is_read_once || vectors > MOST_KEPT / each)
         return;
     memo->vectors = malloc(vectors * each);
     memo->has = calloc(vectors, 1);
@@ -53,16 +64,6 @@ static void memo_finish(struct memo *memo)
     free(memo->has);
 }
 
-/* A new vector as a reader of the cache will find it. */
-static void round_as_stored(attn_dtype dtype, float factor, int32_t count, double *vector)
-{
-    double element;
-    for (int32_t d = 0; d < count; d++) {
-        dtype_quantise(dtype, &element, 0, (float)vector[d], factor);
-        vector[d] = dtype_dequantise(dtype, &element, 0, factor);
-    }
-}
-
 /* A row of q, k or v as it is given; its scale is that of sequence `s` and the KV head. */
 static void read_input(const reference_call *call, const attn_tensor *from, const attn_scale *scale,
                        int32_t s, int32_t kv_head, const int64_t *index, int32_t count,
@@ -70,8 +71,7 @@ static void read_input(const reference_call *call, const attn_tensor *from, cons
 {
     const char *row = reference_element(from, index, 2);
     float factor = reference_scale(call, scale, s, 0, kv_head);
-    for (int32_t d = 0; d < count; d++)
-        vector[d] = dtype_dequantise(from->dtype, row, d, factor);
+    dtype_dequantise_all(from->dtype, row, count, factor, vector);
 }
 
 /* `given` is its own scale, `scale` that of the cache. */
@@ -82,9 +82,8 @@ static void read_new(const struct reader *reader, const attn_tensor *from, const
     int64_t index[] = {new_row, reader->kv_head};
     read_input(call, from, given, reader->sequence->index, reader->kv_head, index, count, vector);
     if (call->kv && call->as_stored)
-        round_as_stored(call->problem->kv_dtype,
-                        reference_scale(call, scale, reader->sequence->index, 0, reader->kv_head),
-                        count, vector);
+        dtype_as_stored(call->problem->kv_dtype, vector, count,
+                        reference_scale(call, scale, reader->sequence->index, 0, reader->kv_head));
 }
 
 static void read_cached(const struct reader *reader, const attn_tensor *cache,
@@ -93,8 +92,7 @@ static void read_cached(const struct reader *reader, const attn_tensor *cache,
     const char *from = reference_slot_vector(reader->call, cache, slot, reader->kv_head);
     float factor =
         reference_scale(reader->call, scale, reader->sequence->index, slot, reader->kv_head);
-    for (int32_t d = 0; d < count; d++)
-        vector[d] = dtype_dequantise(cache->dtype, from, d, factor);
+    dtype_dequantise_all(cache->dtype, from, count, factor, vector);
 }
 
 static void read_anew(const struct reader *reader, int64_t j, double *key, double *value)
@@ -212,8 +210,9 @@ struct forward {
     const reference_options *options; /* NULL = defaults */
     reference_result *result;         /* NULL = of one head alone */
     reference_scratch scratch;
-    double *query;             /* [call->dim] */
+    double *queries;           /* [TILE_ROWS][call->dim] */
     double *vector;            /* [max(dim, v_dim)] of a key that is asked about */
+    uint8_t *has_probes;       /* [rows, heads] */
     struct memo memo;          /* of the sequence at hand */
     reference_chooser chooser; /* likewise, of a layer whose rows' keys are chosen */
 };
@@ -225,10 +224,9 @@ static int32_t multiplies_codes(const attn_problem *problem)
     return dtype_is_fp8(problem->q_dtype) && kv_is_fp8;
 }
 
-static reference_row make_row(const struct forward *forward, const reference_sequence *sequence,
-                              int32_t head)
+static reference_row make_row(const reference_call *call, const reference_sequence *sequence,
+                              const reference_sight *sight, int32_t head, const double *query)
 {
-    const reference_call *call = forward->call;
     reference_row row = reference_row_of(call->group);
     row.head_dim = call->dim;
     row.v_head_dim = call->v_dim;
@@ -241,7 +239,8 @@ static reference_row make_row(const struct forward *forward, const reference_seq
     row.values_are_codes = dtype_is_fp8(call->problem->kv_dtype);
     row.out_dtype = call->problem->out_dtype;
     row.out_scale = call->out_scale;
-    row.query = forward->query;
+    row.query = query;
+    row.sight = *sight;
     return row;
 }
 
@@ -273,7 +272,7 @@ static void answer_all(const struct forward *forward, const reference_row *row,
 {
     const reference_options *options = forward->options;
     int32_t heads = forward->result->num_heads;
-    for (int32_t n = 0; options && forward->result->bars && n < options->num_probes; n++)
+    for (int32_t n = 0; forward->has_probes[entry] && n < options->num_probes; n++)
         if (options->probes[n].row * heads + options->probes[n].head == entry)
             answer(forward, row, kv, entry, &options->probes[n]);
 }
@@ -298,48 +297,114 @@ static attn_status set_row_sight(reference_sight *sight, struct forward *forward
                : status;
 }
 
-/* One head: out[v_dim], bars[v_dim] (NULL = not wanted) and the rest. */
+/* Where one row and head goes: out[v_dim], bars[v_dim] (NULL = not wanted) and the rest. */
 struct head_result {
     double *out, *bars;
     reference_row_result *row;
 };
+
+static void read_query(const reference_call *call, const reference_sequence *sequence, int64_t t,
+                       int32_t head, double *query)
+{
+    int32_t kv_head = head / (call->group->num_q_heads / call->kv_heads);
+    int64_t index[] = {sequence->first_row + t, head};
+    if (call->absorbed)
+        reference_mla_query(call, index[0], head, query);
+    else
+        read_input(call, call->q, call->q_scale, sequence->index, kv_head, index, call->dim, query);
+}
 
 static attn_status compute_head(struct forward *forward, const reference_sequence *sequence,
                                 const reference_sight *sight, int64_t t, int32_t head,
                                 const struct head_result *into, attn_error *error)
 {
     const reference_call *call = forward->call;
-    int32_t heads = call->group->num_q_heads, group = heads / call->kv_heads;
-    int64_t index[] = {sequence->first_row + t, head};
-    if (call->absorbed)
-        reference_mla_query(call, index[0], head, forward->query);
-    else
-        read_input(call, call->q, call->q_scale, sequence->index, head / group, index, call->dim,
-                   forward->query);
-    struct reader reader = {call, sequence, head / group, &forward->memo};
+    struct reader reader = {call, sequence, head / (call->group->num_q_heads / call->kv_heads),
+                            NULL};
     reference_kv kv = {.read = read_key, .ctx = &reader};
-    reference_row row = make_row(forward, sequence, head);
-    row.sight = *sight;
-    attn_status status = reference_row_compute(&row, &kv, &forward->scratch, into->out, into->bars,
-                                               into->row, error);
-    if (status == ATTN_OK && forward->result)
-        answer_all(forward, &row, &kv, index[0] * heads + head);
-    return status;
+    read_query(call, sequence, t, head, forward->queries);
+    reference_row row = make_row(call, sequence, sight, head, forward->queries);
+    return reference_row_compute(&row, &kv, &forward->scratch, into->out, into->bars, into->row,
+                                 error);
 }
 
-static attn_status compute_heads(struct forward *forward, const reference_sequence *sequence,
-                                 int64_t t, attn_error *error)
+/* Rows of a sequence that are computed together. */
+struct tile {
+    int32_t count;
+    int64_t rows[TILE_ROWS]; /* t of each */
+    reference_sight sights[TILE_ROWS];
+};
+
+/* Heads [first, end) of one KV head, of all rows of a tile. */
+static attn_status compute_lines(struct forward *forward, const reference_sequence *sequence,
+                                 const struct tile *tile, int32_t first, int32_t end,
+                                 attn_error *error)
 {
     const reference_call *call = forward->call;
     reference_result *result = forward->result;
-    reference_sight sight;
-    attn_status status = set_row_sight(&sight, forward, sequence, t, error);
-    int32_t heads = call->group->num_q_heads;
-    for (int32_t h = 0; h < heads && status == ATTN_OK; h++) {
-        int64_t entry = (sequence->first_row + t) * heads + h, first = entry * call->v_dim;
-        struct head_result into = {result->out + first, result->bars ? result->bars + first : NULL,
-                                   &result->rows[entry]};
-        status = compute_head(forward, sequence, &sight, t, h, &into, error);
+    int32_t heads = call->group->num_q_heads, count = 0;
+    struct reader reader = {call, sequence, first / (heads / call->kv_heads), &forward->memo};
+    reference_kv kv = {.read = read_key, .ctx = &reader};
+    reference_row rows[TILE_ROWS];
+    reference_row_to to[TILE_ROWS];
+    int64_t entries[TILE_ROWS];
+    for (int32_t i = 0; i < tile->count; i++)
+        for (int32_t head = first; head < end; head++, count++) {
+            int64_t entry = (sequence->first_row + tile->rows[i]) * heads + head;
+            double *query = forward->queries + (int64_t)count * call->dim;
+            read_query(call, sequence, tile->rows[i], head, query);
+            rows[count] = make_row(call, sequence, &tile->sights[i], head, query);
+            to[count] = (reference_row_to){.out = result->out + entry * call->v_dim,
+                                           .bars = result->bars ? result->bars + entry * call->v_dim
+                                                                : NULL};
+            entries[count] = entry;
+        }
+    attn_status status = reference_rows_compute(rows, count, &kv, &forward->scratch, to, error);
+    for (int32_t n = 0; n < count && status == ATTN_OK; n++) {
+        result->rows[entries[n]] = to[n].result;
+        answer_all(forward, &rows[n], &kv, entries[n]);
+    }
+    return status;
+}
+
+/* At most as many heads at a time as a tile's rows leave room for. */
+static attn_status compute_tile(struct forward *forward, const reference_sequence *sequence,
+                                const struct tile *tile, attn_error *error)
+{
+    const reference_call *call = forward->call;
+    int32_t heads = call->group->num_q_heads, ratio = heads / call->kv_heads;
+    int32_t most = lines_together(sequence) / tile->count, together = most > 1 ? most : 1;
+    attn_status status = ATTN_OK;
+    for (int32_t h = 0; h < heads && status == ATTN_OK;) {
+        int32_t end = (h / ratio + 1) * ratio;
+        end = end - h > together ? h + together : end;
+        status = compute_lines(forward, sequence, tile, h, end, error);
+        h = end;
+    }
+    return status;
+}
+
+static attn_status compute_rows(struct forward *forward, const reference_sequence *sequence,
+                                attn_error *error)
+{
+    const reference_call *call = forward->call;
+    int32_t size = lines_together(sequence) / (call->group->num_q_heads / call->kv_heads);
+    int32_t most = call->chooses || size < 1 ? 1 : size; /* there is one choice of keys at a time */
+    struct tile tile = {.count = 0};
+    attn_status status = ATTN_OK;
+    for (int64_t t = 0; t < sequence->num_rows && status == ATTN_OK; t++) {
+        int real = reference_row_is_real(call, sequence, t);
+        forward->result->kind[sequence->first_row + t] =
+            real ? REFERENCE_ROW_REAL : REFERENCE_ROW_PADDING;
+        if (real) {
+            status = set_row_sight(&tile.sights[tile.count], forward, sequence, t, error);
+            tile.rows[tile.count++] = t;
+        }
+        if (status == ATTN_OK &&
+            (tile.count == most || (tile.count > 0 && t + 1 == sequence->num_rows))) {
+            status = compute_tile(forward, sequence, &tile, error);
+            tile.count = 0;
+        }
     }
     return status;
 }
@@ -355,13 +420,8 @@ static attn_status compute_sequence(struct forward *forward, int32_t s, attn_err
         memo_init(&forward->memo, call, &sequence);
     if (status == ATTN_OK && call->chooses)
         status = reference_chooser_init(&forward->chooser, call, &sequence, error);
-    for (int64_t t = 0; t < sequence.num_rows && status == ATTN_OK; t++) {
-        int real = reference_row_is_real(call, &sequence, t);
-        forward->result->kind[sequence.first_row + t] =
-            real ? REFERENCE_ROW_REAL : REFERENCE_ROW_PADDING;
-        if (real)
-            status = compute_heads(forward, &sequence, t, error);
-    }
+    if (status == ATTN_OK)
+        status = compute_rows(forward, &sequence, error);
     memo_finish(&forward->memo);
     forward->memo = (struct memo){NULL, NULL};
     reference_chooser_finish(&forward->chooser);
@@ -407,20 +467,36 @@ void reference_result_finish(reference_result *result)
     *result = (reference_result){0};
 }
 
+/* Nothing is asked where there are no bars. */
+static void mark_probes(struct forward *forward)
+{
+    const reference_options *options = forward->options;
+    const int32_t heads = forward->result->num_heads;
+    for (int32_t n = 0; options && forward->result->bars && n < options->num_probes; n++) {
+        const reference_probe *probe = &options->probes[n];
+        if (probe->row >= 0 && probe->row < forward->result->num_rows)
+            forward->has_probes[probe->row * heads + probe->head] = 1;
+    }
+}
+
 static attn_status compute_all(const reference_call *call, const reference_options *options,
                                reference_result *result, attn_error *error)
 {
     struct forward forward = {.call = call, .options = options, .result = result};
     size_t dim = (size_t)call->dim, v_dim = (size_t)call->v_dim, wide = dim > v_dim ? dim : v_dim;
     reference_scratch_init(&forward.scratch);
-    forward.query = malloc((dim + wide) * sizeof *forward.query);
-    forward.vector = forward.query ? forward.query + dim : NULL;
+    forward.queries = malloc((TILE_ROWS * dim + wide) * sizeof *forward.queries);
+    forward.vector = forward.queries ? forward.queries + TILE_ROWS * dim : NULL;
+    forward.has_probes = calloc((size_t)call->num_rows * (size_t)result->num_heads + 1, 1);
     attn_status status = ATTN_OK;
-    if (!forward.query)
+    if (forward.queries && forward.has_probes)
+        mark_probes(&forward);
+    else
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a query");
     for (int32_t s = 0; s < call->batch->num_seqs && status == ATTN_OK; s++)
         status = compute_sequence(&forward, s, error);
-    free(forward.query);
+    free(forward.queries);
+    free(forward.has_probes);
     reference_scratch_finish(&forward.scratch);
     return status;
 }
@@ -492,7 +568,7 @@ static attn_status judge(const reference_call *call, const attn_tensor *out, int
                          attn_error *error)
 {
     int32_t wide = call->dim > call->v_dim ? call->dim : call->v_dim;
-    struct forward forward = {.call = call, .query = memory};
+    struct forward forward = {.call = call, .queries = memory};
     double *truth = memory + wide, *bars = truth + wide, *actual = bars + wide;
     reference_row_result result;
     struct head_result into = {truth, bars, &result};

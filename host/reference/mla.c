@@ -214,8 +214,9 @@ void reference_mla_pack(const attn_mla_dims *mla, attn_dtype dtype, const void *
         dtype_to_double(dtype, (const char *)c_kv + first * element, SCALED, x);
         float scale = scale_of(x);
         memcpy(scales + first / SCALED * (int64_t)sizeof scale, &scale, sizeof scale);
-        for (int32_t d = 0; d < SCALED; d++)
-            dtype_quantise(ATTN_FP8_E4M3, row, first + d, (float)x[d], scale);
+        float narrow[SCALED];
+        dtype_from_double(ATTN_F32, x, SCALED, narrow);
+        dtype_quantise_all(ATTN_FP8_E4M3, narrow, SCALED, scale, (char *)row + first);
     }
     for (int32_t d = 0; d < mla->rope_dim; d++)
         dtype_store(ATTN_BF16, pe, d, dtype_load(dtype, k_pe, d));
@@ -243,25 +244,18 @@ void reference_mla_store(const reference_call *call, int64_t new_row, const attn
 
 /* ---- Reading --------------------------------------------------------------------------------- */
 
-static double as_stored(attn_dtype dtype, double x, float scale)
-{
-    double element;
-    dtype_quantise(dtype, &element, 0, (float)x, scale);
-    return dtype_dequantise(dtype, &element, 0, scale);
-}
-
 /* The first `count` elements of a new latent as a reader of the cache will find them. */
 static void round_latent(const reference_call *call, int32_t count, double *x)
 {
     int32_t lora = call->group->mla->kv_lora_rank;
-    attn_dtype dtype = call->packed ? ATTN_FP8_E4M3 : call->problem->kv_dtype;
-    float scale = reference_scale(call, call->latent_scale, 0, 0, 0);
-    for (int32_t d = 0; d < count; d++) {
-        if (call->packed && d < lora && d % SCALED == 0)
-            scale = scale_of(x + d);
-        x[d] = call->packed && d >= lora ? as_stored(ATTN_BF16, x[d], 1)
-                                         : as_stored(dtype, x[d], scale);
+    if (!call->packed) {
+        float scale = reference_scale(call, call->latent_scale, 0, 0, 0);
+        dtype_as_stored(call->problem->kv_dtype, x, count, scale);
+        return;
     }
+    for (int32_t d = 0; d < lora; d += SCALED)
+        dtype_as_stored(ATTN_FP8_E4M3, x + d, SCALED, scale_of(x + d));
+    dtype_as_stored(ATTN_BF16, x + lora, count - lora, 1);
 }
 
 static void read_new(const reference_call *call, int64_t row, int32_t count, double *x)
@@ -304,8 +298,7 @@ void reference_mla_read(const reference_call *call, const reference_sequence *se
         reference_mla_unpack(call->group->mla, from, count, x);
         return;
     }
-    for (int32_t d = 0; d < count; d++)
-        x[d] = dtype_dequantise(call->latent_cache->dtype, from, d, scale);
+    dtype_dequantise_all(call->latent_cache->dtype, from, count, scale, x);
 }
 
 void reference_mla_query(const reference_call *call, int64_t row, int32_t head, double *query)

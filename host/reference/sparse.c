@@ -66,18 +66,13 @@ void reference_label_load(const attn_sparse_dims *sparse, int64_t page_size, con
     float scale = 1;
     if (has_scales(sparse))
         memcpy(&scale, scale_of(sparse, page_size, page, offset), sizeof scale);
-    for (int32_t d = 0; d < sparse->label_dim; d++)
-        label[d] = dtype_dequantise(sparse->label_dtype, codes_of(sparse, page, offset), d, scale);
+    dtype_dequantise_all(sparse->label_dtype, codes_of(sparse, page, offset), sparse->label_dim,
+                         scale, label);
 }
 
 void reference_label_round(const attn_sparse_dims *sparse, double *label)
 {
-    float scale = choose_scale(sparse, label);
-    for (int32_t d = 0; d < sparse->label_dim; d++) {
-        double element;
-        dtype_quantise(sparse->label_dtype, &element, 0, (float)label[d], scale);
-        label[d] = dtype_dequantise(sparse->label_dtype, &element, 0, scale);
-    }
+    dtype_as_stored(sparse->label_dtype, label, sparse->label_dim, choose_scale(sparse, label));
 }
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
@@ -85,19 +80,37 @@ void reference_label_round(const attn_sparse_dims *sparse, double *label)
 /* Names as in docs/ABI.md, "The pass rule". */
 static const double w32 = 0x1p-24, cut_of_codes = 0x1p-14;
 
+/* Dot products of a label with the queries of heads [first, first + HEADS): sums and those of magnitudes, side by
+ * side, as a chain of additions is slow. Heads beyond the last one get what the last one gets. */
+enum { HEADS = 8 };
+
+static void multiply(const reference_index *index, int32_t first, const double *label,
+                     double sums[HEADS], double sizes[HEADS])
+{
+    const double *q[HEADS];
+    for (int32_t n = 0; n < HEADS; n++) {
+        int32_t head = first + n < index->heads ? first + n : index->heads - 1;
+        q[n] = index->q + (int64_t)head * index->dim;
+        sums[n] = sizes[n] = 0;
+    }
+    for (int32_t d = 0; d < index->dim; d++)
+        for (int32_t n = 0; n < HEADS; n++) {
+            sums[n] += q[n][d] * label[d];
+            sizes[n] += fabs(q[n][d] * label[d]);
+        }
+}
+
 /* Of heads that are below zero and stay there nothing is lost. */
 static double logit_of(const reference_index *index, const double *label, double deviations,
                        double *bar)
 {
+    double sums[HEADS], sizes[HEADS];
     double c = index->multiplies_codes ? cut_of_codes : 0, dim = index->dim;
     double logit = 0, sum = 0, random = 0, drift = 0;
     for (int32_t h = 0; h < index->heads; h++) {
-        const double *q = index->q + (int64_t)h * index->dim;
-        double s = 0, size = 0, weight = index->weights[h];
-        for (int32_t d = 0; d < index->dim; d++) {
-            s += q[d] * label[d];
-            size += fabs(q[d] * label[d]);
-        }
+        if (h % HEADS == 0)
+            multiply(index, h, label, sums, sizes);
+        double s = sums[h % HEADS], size = sizes[h % HEADS], weight = index->weights[h];
         double sigma = sqrt(dim * (w32 * w32 + c * c) / 3) * size;
         double shift = w32 * (4 + dim / 16) * size + c * dim / 2 * fabs(s);
         if (s + deviations * sigma + shift <= 0)
