@@ -10,6 +10,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +39,16 @@ static struct check_trail *prepare(void)
     void *trail = mmap(NULL, sizeof(struct check_trail), PROT_READ | PROT_WRITE, MAP_SHARED,
                        CHILD_FD_TRAIL, 0);
     return trail == MAP_FAILED ? NULL : trail;
+}
+
+/* A case takes and releases megabytes, thousands of times over: pages that went back to the kernel in between would
+ * cost a fault each. */
+static void keep_released_memory(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 512 << 20);
+#endif
 }
 
 static bool write_line(const char *text)
@@ -92,6 +105,7 @@ static int run(struct arguments *arguments)
         return EXIT_USAGE;
     }
     params->plugin = arguments->target;
+    keep_released_memory();
     struct check_child *child = check_child_create(params, trail);
     char *line = NULL;
     size_t size = 0;

@@ -83,9 +83,10 @@ static void put_query(struct forward_case *c, int64_t row, uint64_t stream, bool
     for (int32_t h = 0; h < indexer->heads; h++) {
         char *q = case_vector(c, c->image, PART_INDEX_Q, row, h, 0);
         const uint64_t first = (uint64_t)h * (uint64_t)(indexer->label_dim + 1);
+        double x[LONGEST_LABEL];
         for (int32_t d = 0; d < indexer->label_dim; d++)
-            dtype_store(indexer->q_dtype, q, d,
-                        is_real ? number(stream, first + 1 + (uint64_t)d) : 0);
+            x[d] = is_real ? number(stream, first + 1 + (uint64_t)d) : 0;
+        dtype_from_double(indexer->q_dtype, x, indexer->label_dim, q);
         dtype_store(ATTN_F32, case_vector(c, c->image, PART_INDEX_WEIGHTS, row, h, 0), 0,
                     is_real ? number(stream, first) : 0);
     }
@@ -142,8 +143,7 @@ static void put_labels(struct forward_case *c, int32_t s)
         if (has_codes(&c->spec) && j % 5 == 3) /* saturated, and of no weight for the scale */
             label[0] = (double)INFINITY;
         char *row = case_vector(c, c->image, PART_INDEX_K, l->first_new[s] + n, 0, 0);
-        for (int32_t d = 0; d < c->spec.indexer.label_dim; d++)
-            dtype_store(dtype, row, d, label[d]);
+        dtype_from_double(dtype, label, c->spec.indexer.label_dim, row);
     }
 }
 

@@ -99,7 +99,7 @@ static bool plan(struct run *run, const char *arena, const struct case_lengths *
 {
     struct case_session *session = run->session;
     struct forward_case *c = run->c;
-    memcpy(c->planning, arena, c->bytes);
+    case_bring_plan(c, arena);
     attn_status status =
         device_copy(c->device, c->memory, arena, c->bytes, session->stream, &run->error.base);
     if (status == ATTN_OK)

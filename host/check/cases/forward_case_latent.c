@@ -103,7 +103,8 @@ void case_latent_make(struct forward_case *c)
             uint64_t stream = case_stream(c->seed, DRAW_LATENT, (uint64_t)s, (uint64_t)j, 0);
             float *latent = case_latent_of(c, s, j);
             for (int32_t d = 0; d < width; d++)
-                latent[d] = (float)dtype_round(dtype, (double)case_unit(stream, (uint64_t)d));
+                latent[d] = case_unit(stream, (uint64_t)d);
+            dtype_round_floats(dtype, latent, width);
         }
 }
 
@@ -154,8 +155,7 @@ static void put_cached(struct forward_case *c, int64_t slot, const float *latent
         if (is_foreign(c, latent))
             rescale(lora, latent, to);
     } else
-        for (int32_t d = 0; d < lora + rope; d++)
-            dtype_quantise(c->spec.kv_dtype, to, d, latent[d], scale ? *scale : 1);
+        dtype_quantise_all(c->spec.kv_dtype, latent, lora + rope, scale ? *scale : 1, to);
 }
 
 void case_latent_put(struct forward_case *c, int64_t row, int64_t slot, const float *latent)

@@ -289,7 +289,9 @@ void case_lay_out(struct forward_case *c)
     }
     set_strides(c, page);
     c->num_pages = seqs * c->pages_of_seq + 4;
+    c->arrays_first = c->bytes;
     lay_out_arrays(c);
+    c->arrays_end = c->bytes;
 
     const int64_t spare = spec->spare + slack(c), q_heads = spec->num_q_heads;
     const int64_t rows = c->lengths.first_row[seqs] + spare;
@@ -748,8 +750,13 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
                                      .scales = view->scales};
 }
 
+void case_bring_plan(struct forward_case *c, const char *arena)
+{
+    memcpy(c->planning + c->arrays_first, arena + c->arrays_first, c->arrays_end - c->arrays_first);
+}
+
 void case_forget_plan(struct forward_case *c)
 {
-    memset(c->planning, CASE_RED, c->bytes);
+    memset(c->planning + c->arrays_first, CASE_RED, c->arrays_end - c->arrays_first);
     memset(c->planned, CASE_RED, sizeof *c->planned);
 }

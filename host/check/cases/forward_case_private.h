@@ -168,7 +168,8 @@ struct case_tokens {
     float *k;                                               /* [keys, kv_heads, head_dim] */
     float *v;                                               /* [keys, kv_heads, v_head_dim] */
     float *latents;                                         /* of expanded keys: c_kv | k_pe */
-    float gentle_slope;                                     /* of ALiBi: far keys still count */
+    float *directions;  /* of one sequence: [kv_heads, head_dim] */
+    float gentle_slope; /* of ALiBi: far keys still count */
 };
 
 /* A key that a query points at, at a border. */
@@ -181,7 +182,8 @@ struct case_needle {
 struct forward_case {
     struct case_spec spec;
     uint64_t seed;
-    uint64_t batch_seed; /* of pages, masks, positions and items */
+    uint64_t arrays_first, arrays_end; /* the part of the arena that has all arrays of the batch */
+    uint64_t batch_seed;               /* of pages, masks, positions and items */
     const struct device *device;
     struct spec_problem posed;
 
@@ -276,6 +278,9 @@ uint64_t case_byte_offset(const struct forward_case *c, attn_dtype dtype);
  * them. */
 void case_add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
                      uint32_t ndim, const int64_t *extents);
+
+/* Copy the arrays of a batch from a copy of the arena to `planning`, whose other bytes nothing points to. */
+void case_bring_plan(struct forward_case *c, const char *arena);
 
 /* Give every part its place, from the lengths and the number of pages. */
 void case_lay_out(struct forward_case *c);

@@ -104,8 +104,8 @@ static float *value_of(const struct forward_case *c, int32_t s, int32_t j, int32
 /* To what the dtype holds; what is fp8 is rounded by its scale, when it is placed. */
 static void round_vector(attn_dtype dtype, float *vector, int32_t count)
 {
-    for (int32_t d = 0; d < count && !dtype_is_fp8(dtype); d++)
-        vector[d] = (float)dtype_round(dtype, (double)vector[d]);
+    if (!dtype_is_fp8(dtype))
+        dtype_round_floats(dtype, vector, count);
 }
 
 static attn_dtype key_dtype(const struct forward_case *c)
@@ -113,16 +113,25 @@ static attn_dtype key_dtype(const struct forward_case *c)
     return attn_new_kv_dtype(&c->posed.problem);
 }
 
-/* Component d of the direction of a sequence and KV head: 1 or -1; 0 in a key's part that is its
- * value. */
-static float direction(const struct forward_case *c, int32_t s, int32_t head, int32_t d)
+/* The direction of a KV head, of the sequence whose tokens are made. */
+static float *direction_of(const struct forward_case *c, int32_t head)
 {
-    uint64_t stream = case_stream(c->seed, DRAW_DIRECTION, (uint64_t)s, (uint64_t)head, 0);
-    if (case_is_absorbed(&c->spec) && d < c->spec.latent.kv_lora_rank)
-        return 0;
-    if (c->spec.lost_keys > 0 && d == 0) /* where keys are -inf queries are above 0 */
-        return 1;
-    return mix_stream(stream, (uint64_t)d) >> 63 ? 1.0f : -1.0f;
+    return c->tokens->directions + (int64_t)head * c->spec.head_dim;
+}
+
+/* Directions of a sequence: components of 1 or -1; 0 in a key's part that is its value. */
+static void make_directions(struct forward_case *c, int32_t s)
+{
+    for (int32_t head = 0; head < c->spec.num_kv_heads; head++) {
+        uint64_t stream = case_stream(c->seed, DRAW_DIRECTION, (uint64_t)s, (uint64_t)head, 0);
+        float *direction = direction_of(c, head);
+        for (int32_t d = 0; d < c->spec.head_dim; d++)
+            direction[d] = mix_stream(stream, (uint64_t)d) >> 63 ? 1.0f : -1.0f;
+        if (c->spec.lost_keys > 0) /* where keys are -inf queries are above 0 */
+            direction[0] = 1;
+        for (int32_t d = 0; case_is_absorbed(&c->spec) && d < c->spec.latent.kv_lora_rank; d++)
+            direction[d] = 0;
+    }
 }
 
 /* How many components it has. */
@@ -136,18 +145,19 @@ static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
     uint64_t stream = case_stream(c->seed, DRAW_K, (uint64_t)s, (uint64_t)j, (uint64_t)head);
     uint64_t values = case_stream(c->seed, DRAW_V, (uint64_t)s, (uint64_t)j, (uint64_t)head);
     float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
+    const float *direction = direction_of(c, head), size = key_size(c), v_size = value_size(c);
     int32_t dim = c->spec.head_dim;
     float length = growth * (float)j / (float)c->lengths.kv_len[s] /
                    (sm_scale_of(c) * (float)direction_dim(c));
     for (int32_t d = 0; d < dim; d++) {
         float noise = case_unit(stream, (uint64_t)d);
-        key[d] = c->spec.growing_scores ? length + 0.01f * noise
-                                        : 0.7f * noise - 0.5f * direction(c, s, head, d);
+        key[d] =
+            c->spec.growing_scores ? length + 0.01f * noise : 0.7f * noise - 0.5f * direction[d];
     }
     for (int32_t d = 0; d < dim; d++)
-        key[d] *= key_size(c);
+        key[d] *= size;
     for (int32_t d = 0; d < c->spec.v_head_dim; d++)
-        value[d] = value_size(c) * case_unit(values, (uint64_t)d);
+        value[d] = v_size * case_unit(values, (uint64_t)d);
     if (j < c->spec.lost_keys)
         key[0] = -INFINITY;
     round_vector(key_dtype(c), key, dim);
@@ -161,9 +171,9 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     float *query = query_of(c, s, t, head);
     int32_t dim = c->spec.head_dim;
     float peak = peaks[draw_at(stream, UINT64_MAX, 4)] / (sm_scale_of(c) * sqrtf((float)dim));
+    float size = key_size(c);
     for (int32_t d = 0; d < dim; d++)
-        query[d] =
-            (c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d)) / key_size(c);
+        query[d] = (c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d)) / size;
     if (c->spec.lost_keys > 0)
         query[0] = fabsf(query[0]) + 0.1f;
     round_vector(c->spec.q_dtype, query, dim);
@@ -193,7 +203,7 @@ static void make_needle_key(struct forward_case *c, int32_t s, int32_t j, int32_
     uint64_t stream = case_stream(c->seed, DRAW_NEEDLES, (uint64_t)s, (uint64_t)j, (uint64_t)head);
     float *key = key_of(c, s, j, head), *value = value_of(c, s, j, head);
     for (int32_t d = 0; d < c->spec.head_dim; d++)
-        key[d] = direction(c, s, head, d) * key_size(c);
+        key[d] = direction_of(c, head)[d] * key_size(c);
     for (int32_t d = 0; d < c->spec.v_head_dim; d++)
         value[d] =
             value_size(c) * (needle_peak(c, number, d) + 0.1f * case_unit(stream, (uint64_t)d));
@@ -206,7 +216,7 @@ static void make_needle_query(struct forward_case *c, int32_t s, int32_t t, int3
     float *query = query_of(c, s, t, head);
     float length = needle_score / (sm_scale_of(c) * (float)direction_dim(c));
     for (int32_t d = 0; d < c->spec.head_dim; d++)
-        query[d] = length * direction(c, s, kv_head, d) / key_size(c);
+        query[d] = length * direction_of(c, kv_head)[d] / key_size(c);
     round_vector(c->spec.q_dtype, query, c->spec.head_dim);
 }
 
@@ -402,10 +412,12 @@ static attn_status allocate_tokens(struct forward_case *c, attn_error *error)
         tokens->q = calloc((size_t)(queries * spec->num_q_heads * spec->head_dim + 1), 4);
         tokens->k = calloc((size_t)(keys * spec->num_kv_heads * spec->head_dim + 1), 4);
         tokens->v = calloc((size_t)(keys * spec->num_kv_heads * spec->v_head_dim + 1), 4);
+        tokens->directions = calloc((size_t)spec->num_kv_heads * (size_t)spec->head_dim, 4);
         tokens->latents =
             calloc((size_t)(keys * (spec->latent.kv_lora_rank + spec->latent.rope_dim) + 1), 4);
     }
-    if (tokens && tokens->q && tokens->k && tokens->v && tokens->latents && c->needles)
+    if (tokens && tokens->q && tokens->k && tokens->v && tokens->latents && tokens->directions &&
+        c->needles)
         return ATTN_OK;
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the tokens of a case");
 }
@@ -418,6 +430,7 @@ void case_tokens_destroy(struct case_tokens *tokens)
     free(tokens->k);
     free(tokens->v);
     free(tokens->latents);
+    free(tokens->directions);
     free(tokens);
 }
 
@@ -433,6 +446,7 @@ attn_status case_make_tokens(struct forward_case *c, attn_error *error)
     if (case_is_expanded(&c->spec))
         case_latent_make(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++) {
+        make_directions(c, s);
         for (int32_t j = case_sequence_at(&c->spec, s)->shared; j < c->lengths.kv_len[s]; j++)
             for (int32_t head = 0; head < c->spec.num_kv_heads; head++)
                 make_key(c, s, j, head);
@@ -477,12 +491,6 @@ static void fill_cache(struct forward_case *c, enum case_part_id part)
             memset(case_vector(c, c->image, part, 0, i, j), 0, size);
 }
 
-static void quantise(attn_dtype dtype, char *to, const float *from, int32_t count, float scale)
-{
-    for (int32_t d = 0; d < count; d++)
-        dtype_quantise(dtype, to, d, from[d], scale);
-}
-
 static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
                       int32_t head)
 {
@@ -507,19 +515,19 @@ static void put_key(struct forward_case *c, int32_t s, int32_t j, int32_t head, 
         return;
     }
     if (row >= 0) {
-        quantise(key_dtype(c), case_vector(c, c->image, PART_K, row, head, 0), key, dim,
-                 scale_of(c, PART_NEW_K_SCALE, s, j, head));
-        quantise(key_dtype(c), case_vector(c, c->image, PART_V, row, head, 0), value, v_dim,
-                 scale_of(c, PART_NEW_V_SCALE, s, j, head));
+        dtype_quantise_all(key_dtype(c), key, dim, scale_of(c, PART_NEW_K_SCALE, s, j, head),
+                           case_vector(c, c->image, PART_K, row, head, 0));
+        dtype_quantise_all(key_dtype(c), value, v_dim, scale_of(c, PART_NEW_V_SCALE, s, j, head),
+                           case_vector(c, c->image, PART_V, row, head, 0));
         return;
     }
     if (case_is_expanded(&c->spec)) /* nothing may look for it */
         return;
     int64_t slot = case_slot(c, s, j);
-    quantise(c->spec.kv_dtype, case_slot_vector(c, c->image, PART_K_CACHE, slot, head), key, dim,
-             scale_of(c, PART_K_SCALE, s, j, head));
-    quantise(c->spec.kv_dtype, case_slot_vector(c, c->image, PART_V_CACHE, slot, head), value,
-             v_dim, scale_of(c, PART_V_SCALE, s, j, head));
+    dtype_quantise_all(c->spec.kv_dtype, key, dim, scale_of(c, PART_K_SCALE, s, j, head),
+                       case_slot_vector(c, c->image, PART_K_CACHE, slot, head));
+    dtype_quantise_all(c->spec.kv_dtype, value, v_dim, scale_of(c, PART_V_SCALE, s, j, head),
+                       case_slot_vector(c, c->image, PART_V_CACHE, slot, head));
 }
 
 /* ---- What is not seen ------------------------------------------------------------------------ */
@@ -662,11 +670,12 @@ static void put_query(struct forward_case *c, int32_t s, int64_t row, int32_t he
 {
     int32_t dim = (int32_t)c->shapes[PART_Q].shape[2];
     int32_t kv_head = head / (c->spec.num_q_heads / c->spec.num_kv_heads);
-    quantise(c->spec.q_dtype, case_vector(c, c->image, PART_Q, row, head, 0), query, dim,
-             scale_of(c, PART_Q_SCALE, s, 0, kv_head));
+    dtype_quantise_all(c->spec.q_dtype, query, dim, scale_of(c, PART_Q_SCALE, s, 0, kv_head),
+                       case_vector(c, c->image, PART_Q, row, head, 0));
     if (c->parts[PART_Q_PE].bytes)
-        quantise(c->spec.q_dtype, case_vector(c, c->image, PART_Q_PE, row, head, 0), query + dim,
-                 c->spec.head_dim - dim, scale_of(c, PART_Q_PE_SCALE, s, 0, kv_head));
+        dtype_quantise_all(c->spec.q_dtype, query + dim, c->spec.head_dim - dim,
+                           scale_of(c, PART_Q_PE_SCALE, s, 0, kv_head),
+                           case_vector(c, c->image, PART_Q_PE, row, head, 0));
 }
 
 static attn_status place_queries(struct forward_case *c, attn_error *error)

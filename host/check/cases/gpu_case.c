@@ -245,7 +245,7 @@ attn_status gpu_upload(struct gpu_case *g, enum gpu_contents contents)
     memcpy(pinned, c->image, c->bytes);
     if (contents == GPU_PADDING)
         case_write_padding(c, &lengths, pinned);
-    memcpy(c->planning, pinned, c->bytes);
+    case_bring_plan(c, pinned);
     return device_copy(c->device, c->memory, pinned, c->bytes, g->session->stream, &g->error.base);
 }
 

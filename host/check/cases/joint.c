@@ -99,7 +99,7 @@ static bool good(struct case_verdict *verdict, attn_status status, const host_er
 static attn_status bring(const struct case_session *session, struct forward_case *c,
                          attn_error *error)
 {
-    memcpy(c->planning, c->image, c->bytes);
+    case_bring_plan(c, c->image);
     return device_copy(c->device, c->memory, c->image, c->bytes, session->stream, error);
 }
 

@@ -170,9 +170,11 @@ void linear_lay_out(struct forward_case *c)
         ADD(D_SKIP, ATTN_F32, 0, heads);
     if (spec->skip == 2)
         ADD(D_SKIP, ATTN_F32, 0, heads, spec->v_dim);
+    c->arrays_first = c->bytes;
     for (size_t n = 0; n < sizeof arrays / sizeof arrays[0]; n++)
         case_add_part(c, arrays[n], (uint64_t)(sequences + 1) * sizeof(int32_t));
     case_add_part(c, PART_SNAPSHOTS, (uint64_t)(rows + 1) * sizeof(int32_t));
+    c->arrays_end = c->bytes;
 }
 
 static int32_t *array_of(const struct forward_case *c, enum case_part_id part)
@@ -508,7 +510,7 @@ static attn_status put_arrays(struct forward_case *c, struct case_session *sessi
                  {PART_REQUESTS, {s + 1}},
                  {PART_OTHER_SLOTS, {array_of(c, PART_OTHER_SLOTS)[s]}}};
     attn_status status = ATTN_OK;
-    memcpy(c->planning, c->image, c->bytes);
+    case_bring_plan(c, c->image);
     for (size_t n = 0; n < sizeof given / sizeof given[0] && status == ATTN_OK; n++) {
         uint64_t offset = c->parts[given[n].array].offset, bytes = n == 0 ? 8 : 4;
         memcpy(c->planning + offset, given[n].values, bytes);

@@ -43,10 +43,14 @@ static attn_status make_region(struct regions *regions, uint32_t region, uint64_
     regions->memory.base[region] = block->memory + block->begin;
     regions->memory.size[region] = bytes;
     int byte = region % ATTN_MEMORY_COUNT == ATTN_MEMORY_ZEROED ? 0 : POISON;
-    attn_status status = device_fill(regions->device, block->memory, REGIONS_RED, block->bytes,
+    const uint64_t end = block->begin + bytes;
+    attn_status status = device_fill(regions->device, block->memory, REGIONS_RED, block->begin,
                                      regions->stream, error);
-    return status == ATTN_OK ? device_fill(regions->device, regions->memory.base[region], byte,
-                                           bytes, regions->stream, error)
+    if (status == ATTN_OK)
+        status = device_fill(regions->device, regions->memory.base[region], byte, bytes,
+                             regions->stream, error);
+    return status == ATTN_OK ? device_fill(regions->device, block->memory + end, REGIONS_RED,
+                                           block->bytes - end, regions->stream, error)
                              : status;
 }
 

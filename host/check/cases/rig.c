@@ -59,7 +59,7 @@ static attn_status make_layer(struct rig *rig, struct rig_batch *b, struct case_
         return status;
     struct forward_case *c = b->cases[l];
     c->posed.group.kv_group = 0; /* of its own view */
-    memcpy(c->planning, c->image, c->bytes);
+    case_bring_plan(c, c->image);
     return device_copy(rig->device, c->memory, c->image, c->bytes, rig->stream, error);
 }
 
@@ -135,7 +135,7 @@ void rig_restore_batch(struct rig *rig, int batch)
 {
     struct rig_batch *b = &rig->batches[batch];
     for (int l = 0; l < RIG_LAYERS; l++)
-        memcpy(b->cases[l]->planning, b->cases[l]->image, b->cases[l]->bytes);
+        case_bring_plan(b->cases[l], b->cases[l]->image);
     view_batch(rig, b);
 }
 
