@@ -443,7 +443,10 @@ attn_status row_check_report(struct row_check *check, struct report *report, att
 {
     struct verify_result result;
     verifier_result(check->verifier, &result);
-    report->verify.rows_checked = check->rows_checked;
+    /* Rows that were computed before are sampled again, and not counted again. */
+    report->verify.rows_checked = check->rows_checked - result.rows_unjudged;
+    if (report->verify.rows_checked < 0)
+        report->verify.rows_checked = 0;
     report->verify.rows_failed = result.rows_failed;
     report->verify.sampled = check->params.config->verify.rate < 1;
     report->verify.steps_not_finite = check->steps_not_finite;

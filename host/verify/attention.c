@@ -15,6 +15,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/interrupt.h"
 #include "host/kinds/kinds.h"
 #include "host/reference/reference.h"
 #include "host/reference/sparse.h"
@@ -388,7 +389,7 @@ static attn_status check_head_rows(const struct head_rows *rows, const reference
 {
     int64_t together = choose_together(rows);
     attn_status status = make_room(rows, together, memory);
-    for (int64_t n = 0; n < rows->count && status == ATTN_OK; n += together) {
+    for (int64_t n = 0; n < rows->count && status == ATTN_OK && !interrupt_seen(); n += together) {
         int64_t count = rows->count - n < together ? rows->count - n : together;
         for (int64_t i = 0; i < count; i++)
             set_row(rows, n + i, i, memory);
@@ -555,7 +556,8 @@ static attn_status check_chosen_rows(const struct head_rows *all, struct key_sou
     rows.sequence = &one;
     rows.count = all->heads;
     rows.chosen = memory.chosen;
-    for (int64_t n = 0; n < all->sequence->num_sampled && status == ATTN_OK; n++) {
+    for (int64_t n = 0; n < all->sequence->num_sampled && status == ATTN_OK && !interrupt_seen();
+         n++) {
         one.first_sampled = all->sequence->first_sampled + n;
         judge_choice(&rows, source, &memory);
         status = check_head_rows(&rows, kv, worker);

@@ -15,6 +15,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/interrupt.h"
 #include "host/workload/generator_linear.h"
 #include "host/verify/state_history.h"
 #include "host/verify/linear_kept.h"
@@ -336,7 +337,7 @@ static attn_status replay_rows(const struct check *check, const struct job *job,
                                struct piece *piece, reference_scratch *scratch)
 {
     attn_status status = ATTN_OK;
-    for (int64_t position = from; position < to && status == ATTN_OK;) {
+    for (int64_t position = from; position < to && status == ATTN_OK && !interrupt_seen();) {
         int64_t count = piece_length(job, position, to);
         status = replay_piece(check, job, replay, position, count, piece, scratch);
         position += count;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/interrupt.h"
 #include "host/kinds/kinds.h"
 #include "host/verify/method.h"
 
@@ -209,6 +210,15 @@ static uint32_t judged_as(const struct verifier *verifier, int32_t layer)
     return kind_of(&model->groups[model->layers[layer].group])->judged;
 }
 
+/* Methods leave off once a signal has come, anywhere in what they were given. */
+static void note_unjudged(struct batch *batch, int64_t begin, int64_t end)
+{
+    for (int64_t e = begin; e < end && interrupt_seen(); e++)
+        for (int64_t s = 0; s < batch->entries[e].step.num_sequences; s++)
+            batch->entries[e].result.rows_unjudged +=
+                batch->entries[e].step.sequences[s].num_sampled;
+}
+
 /* Those that follow each other and are of one method go to it together. */
 static attn_status judge_entries(struct verifier *verifier, struct batch *batch, attn_error *error)
 {
@@ -217,8 +227,10 @@ static attn_status judge_entries(struct verifier *verifier, struct batch *batch,
         uint32_t judged = judged_as(verifier, batch->entries[begin].layer);
         while (end < batch->count && judged_as(verifier, batch->entries[end].layer) == judged)
             end++;
-        status = methods[judged]->check(verifier->made[judged], &batch->entries[begin], end - begin,
-                                        error);
+        if (!interrupt_seen())
+            status = methods[judged]->check(verifier->made[judged], &batch->entries[begin],
+                                            end - begin, error);
+        note_unjudged(batch, begin, end);
     }
     return status;
 }
@@ -228,6 +240,7 @@ static void add_result(struct verifier *verifier, const struct verify_entry *ent
     struct verify_result *all = &verifier->result;
     double *worst = &verifier->of_bar[entry->layer][model_mode_decodes(entry->step.mode)];
     all->rows_failed += entry->result.rows_failed;
+    all->rows_unjudged += entry->result.rows_unjudged;
     all->max_abs_error = fmax(all->max_abs_error, entry->result.max_abs_error);
     all->max_rel_error = fmax(all->max_rel_error, entry->result.max_rel_error);
     all->max_of_bar = fmax(all->max_of_bar, entry->result.max_of_bar);

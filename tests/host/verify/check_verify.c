@@ -8,12 +8,14 @@
 #include "host/verify/verify.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
+#include "host/base/interrupt.h"
 #include "host/base/mix.h"
 #include "host/kinds/operands.h"
 #include "tests/tools/test_main.h"
@@ -1138,7 +1140,27 @@ TEST_OF(same, rows_together_or_not)
     tear_down_model();
 }
 
+/* After a signal no row is judged, and none counts as such. The last test: a signal stays seen, where tests do not
+ * fork. */
+TEST_OF(interrupted, rows_after_a_signal)
+{
+    set_up_model(models[GROUPED], 2);
+    spoil();
+    ck_assert_int_eq(judge(0).rows_unjudged, 0);
+    interrupt_take();
+    raise(SIGTERM);
+    for (int beside = 0; beside < 2; beside++) {
+        params.beside = beside;
+        struct verify_result result = judge(0);
+        ck_assert_int_eq(result.rows_failed, 0);
+        ck_assert_int_eq(result.rows_unjudged, 54);
+    }
+    params.beside = false;
+    tear_down_model();
+}
+
 ENTER_TEST(drafts, all_rows_of_a_verification, LATENT, NUM_MODELS);
 GROUP(wrong, .tags = "long");
 GROUP(same, .tags = "long");
+GROUP(interrupted);
 TESTS("verify");
