@@ -4,6 +4,7 @@
  */
 #include "host/bench/shape.h"
 
+#include <float.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -43,8 +44,8 @@ struct key {
     const char *name;
     uint32_t layers; /* LAYERS_*: kinds that have it */
     enum kind kind;
-    size_t offset;            /* in struct bench_shape */
-    int32_t min, max;         /* KIND_INT, KIND_LENS; a KIND_NUMBER is from 0 to max */
+    size_t offset;    /* in struct bench_shape */
+    int32_t min, max; /* KIND_INT, KIND_LENS; a KIND_NUMBER is 0, or normal in fp32 and up to max */
     const struct word *words; /* KIND_WORD */
     const char *help;
 };
@@ -205,7 +206,7 @@ static void append_accepted(const struct key *key, strbuf *text)
             strbuf_appendf(text, "%s%s", d ? ", " : "", dtype_name(dtypes[d]));
         break;
     case KIND_NUMBER:
-        strbuf_appendf(text, "a number from 0 to %d", key->max);
+        strbuf_appendf(text, "0, or a number from 1.2e-38 to %d", key->max);
         break;
     default:
         strbuf_appendf(text, "%d to %d, A-BxF, A-B/S%s", key->min, key->max,
@@ -469,6 +470,7 @@ static attn_status add_item(const struct parsing *p, struct setting *setting, co
         return add_dtype(p, setting, item);
     case KIND_NUMBER:
         if (!text_parse_double(item, &value.number) || value.number < 0 ||
+            (value.number > 0 && value.number < (double)FLT_MIN) ||
             value.number > setting->key->max)
             return fail_value(p, setting->key, item, "is not a number in range");
         return add_value(p, setting, &value);

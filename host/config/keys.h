@@ -46,7 +46,8 @@ enum {
     CONFIG_REPEATABLE = 1 << 0,
     CONFIG_NUMBERED = 1 << 1,
     CONFIG_ABOVE_MIN = 1 << 2,
-    CONFIG_BY_LAYER_TYPE = 1 << 3 /* the member is an array with an element for each type */
+    CONFIG_BY_LAYER_TYPE = 1 << 3, /* the member is an array with an element for each type */
+    CONFIG_OR_ZERO = 1 << 4        /* 0 is accepted, too */
 };
 
 struct config_key {

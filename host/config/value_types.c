@@ -36,7 +36,8 @@ void *config_add_item(void *items_pointer, size_t *count, size_t size)
 static bool in_range(const struct config_key *key, double value)
 {
     bool above = key->flags & CONFIG_ABOVE_MIN ? value > key->min : value >= key->min;
-    return above && value <= key->max;
+    bool zero = key->flags & CONFIG_OR_ZERO && !(value < 0 || value > 0);
+    return zero || (above && value <= key->max);
 }
 
 static const char *parse_int(const struct config_key *key, const struct config_value *value,
@@ -91,7 +92,7 @@ static void accept_range(const struct config_key *key, strbuf *text)
 
 static void accept_double(const struct config_key *key, strbuf *text)
 {
-    strbuf_append(text, "a number ");
+    strbuf_append(text, key->flags & CONFIG_OR_ZERO ? "0, or a number " : "a number ");
     accept_range(key, text);
 }
 

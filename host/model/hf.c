@@ -15,6 +15,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/log.h"
 #include "host/base/text.h"
@@ -190,9 +191,12 @@ static void read_bounds(const struct hf_source *source, attn_linear_dims *dims)
     const cJSON *low = cJSON_GetArrayItem(limit, 0);
     double least = cJSON_IsNumber(low) ? low->valuedouble : -1;
     double most = upper_bound(cJSON_GetArrayItem(limit, 1));
-    if (cJSON_GetArraySize(limit) != 2 || least < 0 || least >= most || least > (double)FLT_MAX)
-        json_fail(&source->text, "time_step_limit",
-                  "accepted [lowest, highest], two numbers from 0 on in that order");
+    bool lost = least > 0 && least < (double)FLT_MIN; /* in fp32 */
+    if (cJSON_GetArraySize(limit) != 2 || least < 0 || least >= most || least > (double)FLT_MAX ||
+        lost)
+        json_fail(
+            &source->text, "time_step_limit",
+            "accepted [lowest, highest], two numbers in that order, each 0 or from 1.2e-38 on");
     if (dims->dt_min == 0)
         dims->dt_min = (float)least;
     if (most < (double)FLT_MAX)
@@ -535,6 +539,26 @@ static void check_by_keys(const struct hf_source *source)
     host_log_write_newest(ATTN_LOG_WARNING, message);
 }
 
+/* Weights that were made for a cache of fewer bits have its scales among them, which are not read. */
+static void tell_cache_scheme(const struct hf_source *source, const struct config *config)
+{
+    struct json_reader of;
+    char message[512];
+    const struct json_reader *reader =
+        json_has(&source->text, "quantization_config") ? &source->text : &source->root;
+    if ((config && config->kv_cache.dtype) || !json_has(reader, "quantization_config") ||
+        !json_object(reader, "quantization_config", "quantization_config.", &of) ||
+        !json_has(&of, "kv_cache_scheme|kv_cache_quant_algo"))
+        return;
+    snprintf(message, sizeof message,
+             "%s: quantization_config.%s is not followed: the cache has the model's type, %s; "
+             "accepted: [kv_cache] dtype with k_scale and v_scale, or dtype = %s",
+             source->root.file,
+             json_has(&of, "kv_cache_scheme") ? "kv_cache_scheme" : "kv_cache_quant_algo",
+             dtype_name(source->model->dtype), dtype_name(source->model->dtype));
+    host_log_write_newest(ATTN_LOG_WARNING, message);
+}
+
 static void build(struct hf_source *source, const struct hf_architecture *architecture,
                   const struct config *config)
 {
@@ -550,6 +574,8 @@ static void build(struct hf_source *source, const struct hf_architecture *archit
         hf_check_unread(source, &source->text);
     if (source->defaults->flags & HF_BY_KEYS)
         check_by_keys(source);
+    if (hf_ok(source))
+        tell_cache_scheme(source, config);
     if (hf_ok(source) && source->model->num_layers == 0)
         json_fail(&source->text, "", "has no attention layer");
 }

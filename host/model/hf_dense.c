@@ -228,8 +228,8 @@ static void read_softmax(const struct hf_source *source, struct model_spec *spec
     spec->group.sm_scale = (float)read_scale(source, (double)spec->group.sm_scale);
     if (defaults->flags & HF_SOFTCAP) {
         bool stated = json_stated(&source->text, "attn_logit_softcapping");
-        spec->group.logit_cap = (float)json_double(&source->text, "attn_logit_softcapping",
-                                                   stated ? 0 : defaults->softcap, 0, 1e6);
+        spec->group.logit_cap = json_float(&source->text, "attn_logit_softcapping",
+                                           stated ? 0 : defaults->softcap, 1e6);
     }
     if (defaults->flags & HF_SINKS)
         spec->group.flags |= ATTN_GROUP_HAS_SINKS;

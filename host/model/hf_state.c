@@ -150,15 +150,14 @@ static void read_zamba2_recurrence(const struct hf_source *source, struct model_
     int64_t hidden = json_int(&source->text, "hidden_size", JSON_REQUIRED, 1, 1 << 20);
     int32_t heads = hf_int(source, "n_mamba_heads", 8, MODEL_MAX_HEADS);
     int64_t width = hidden * hf_int(source, "mamba_expand", 2, 64);
-    attn_linear_dims dims = {
-        .num_v_heads = heads,
-        .head_v_dim =
-            (int32_t)json_int(&source->text, "mamba_headdim", width / heads, 1, MODEL_MAX_DIM),
-        .num_groups = hf_int(source, "mamba_ngroups", 1, MODEL_MAX_HEADS),
-        .head_k_dim = hf_int(source, "mamba_d_state", 64, MODEL_MAX_DIM),
-        .conv_width = hf_int(source, "mamba_d_conv", 4, 64),
-        .chunk = hf_int(source, "chunk_size", 256, 1 << 20),
-        .dt_min = (float)json_double(&source->text, "time_step_min", 0.001, 0, 1e3)};
+    attn_linear_dims dims = {.num_v_heads = heads,
+                             .head_v_dim = (int32_t)json_int(&source->text, "mamba_headdim",
+                                                             width / heads, 1, MODEL_MAX_DIM),
+                             .num_groups = hf_int(source, "mamba_ngroups", 1, MODEL_MAX_HEADS),
+                             .head_k_dim = hf_int(source, "mamba_d_state", 64, MODEL_MAX_DIM),
+                             .conv_width = hf_int(source, "mamba_d_conv", 4, 64),
+                             .chunk = hf_int(source, "chunk_size", 256, 1 << 20),
+                             .dt_min = json_float(&source->text, "time_step_min", 0.001, 1e3)};
     if ((int64_t)dims.head_v_dim * heads != width)
         json_fail(&source->text, "n_mamba_heads",
                   "got %d: accepted a divisor of mamba_expand x hidden_size = %lld", heads,
@@ -203,7 +202,7 @@ static void nemotron_dims(const struct hf_source *source, attn_linear_dims *dims
         .head_k_dim = hf_int(source, "ssm_state_size|mamba_d_state", 128, MODEL_MAX_DIM),
         .conv_width = hf_int(source, "conv_kernel|mamba_d_conv", 4, 64),
         .chunk = hf_int(source, "chunk_size|mamba_chunk_size", 128, 1 << 20),
-        .dt_min = (float)json_double(&source->text, "time_step_min|mamba_dt_min", 0.001, 0, 1e3)};
+        .dt_min = json_float(&source->text, "time_step_min|mamba_dt_min", 0.001, 1e3)};
     hf_mamba2_dims(source, "mamba_num_heads", dims);
 }
 

@@ -5,6 +5,7 @@
 #include "host/model/json.h"
 
 #include <errno.h>
+#include <float.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -289,6 +290,15 @@ double json_double(const struct json_reader *reader, const char *keys, double ot
         return number;
     refuse(reader, name, value, accepted);
     return min;
+}
+
+float json_float(const struct json_reader *reader, const char *keys, double otherwise, double max)
+{
+    char name[JSON_MAX_KEY];
+    double number = json_double(reader, keys, otherwise, 0, max);
+    if (number > 0 && number < (double)FLT_MIN && find(reader, keys, name))
+        json_fail(reader, name, "got %g: accepted 0, or a number from 1.2e-38 to %g", number, max);
+    return (float)number;
 }
 
 bool json_bool(const struct json_reader *reader, const char *keys, bool otherwise)

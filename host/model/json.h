@@ -54,6 +54,9 @@ int64_t json_int(const struct json_reader *reader, const char *keys, int64_t oth
 double json_double(const struct json_reader *reader, const char *keys, double otherwise, double min,
                    double max);
 
+/* A number that becomes one of fp32: 0, or one in [1.2e-38, max], which is not lost there. */
+float json_float(const struct json_reader *reader, const char *keys, double otherwise, double max);
+
 bool json_bool(const struct json_reader *reader, const char *keys, bool otherwise);
 
 /* A string, or `otherwise`. Lives as long as the tree. */

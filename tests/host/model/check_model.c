@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/log.h"
 #include "host/model/model.h"
 #include "host/model/build.h"
 #include "tests/tools/test_main.h"
@@ -514,10 +515,19 @@ static struct model *read_text(const char *text)
 
 TEST_OF(hugging_face, limits_of_time_steps)
 {
-    static const char *const wrong[] = {"[]",        "[0.5]",          "[0, 0]",
-                                        "[5, 1]",    "[-1, 1]",        "[0, 1, 2]",
-                                        "[null, 1]", "[\"0\", \"1\"]", "[0, \"\"]",
-                                        "[0, [1]]",  "[1e39, null]",   "[0, {\"__float__\": 1}]"};
+    static const char *const wrong[] = {"[]",
+                                        "[0.5]",
+                                        "[0, 0]",
+                                        "[5, 1]",
+                                        "[-1, 1]",
+                                        "[0, 1, 2]",
+                                        "[null, 1]",
+                                        "[\"0\", \"1\"]",
+                                        "[0, \"\"]",
+                                        "[0, [1]]",
+                                        "[1e39, null]",
+                                        "[1e-39, null]",
+                                        "[0, {\"__float__\": 1}]"};
     static const char model[] =
         "{\"architectures\": [\"Mamba2ForCausalLM\"], \"num_hidden_layers\": 1, \"hidden_size\": "
         "64, "
@@ -531,6 +541,53 @@ TEST_OF(hugging_face, limits_of_time_steps)
     struct model *open = read_text(text);
     ck_assert(open->groups[0].linear->dt_min == 0.5f && open->groups[0].linear->dt_max == 0);
     model_destroy(open);
+}
+
+/* What fp32 cannot hold is no number of a layer. */
+TEST_OF(hugging_face, numbers_that_fp32_loses)
+{
+    hf_refused(
+        "{\"architectures\": [\"Gemma2ForCausalLM\"], \"attn_logit_softcapping\": 1e-300, " SHAPE
+        "}",
+        "attn_logit_softcapping: got 1e-300", "accepted 0, or a number from 1.2e-38", NULL);
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], \"hybrid_override_pattern\": \"M-M*\", \"time_step_min\": 1e-39, " SHAPE
+               "}",
+               "time_step_min: got 1e-39", NULL);
+}
+
+static void keep_message(void *ctx, uint32_t level, const char *message)
+{
+    if (level == ATTN_LOG_WARNING)
+        snprintf(ctx, 512, "%s", message);
+}
+
+/* A cache of fewer bits than the model has is the user's choice: what the file says of one is told, not followed. */
+TEST_OF(hugging_face, schemes_of_the_cache)
+{
+    static const struct {
+        const char *config, *said;
+    } rows[] = {
+        {"{\"kv_cache_scheme\": {\"num_bits\": 8}}",
+         "quantization_config.kv_cache_scheme is not followed"},
+        {"{\"kv_cache_quant_algo\": \"FP8\"}",
+         "quantization_config.kv_cache_quant_algo is not followed"},
+        {"{\"kv_cache_scheme\": null}", ""},
+        {"{\"bits\": 4}", ""},
+    };
+    char text[512], message[512];
+    struct host_log log;
+    host_log_init(&log, keep_message, message, ATTN_LOG_WARNING);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        message[0] = '\0';
+        snprintf(text, sizeof text,
+                 "{\"architectures\": [\"LlamaForCausalLM\"], \"quantization_config\": %s, " SHAPE
+                 "}",
+                 rows[i].config);
+        model_destroy(read_text(text));
+        ck_assert_msg(!*rows[i].said ? !*message : strstr(message, rows[i].said) != NULL, "%s: %s",
+                      rows[i].config, message);
+    }
+    host_log_finish(&log);
 }
 
 /* One group of causal attention: all that a plain decoder has. */
