@@ -192,7 +192,7 @@ const struct config_key config_keys[] = {
     KEY(kv_cache, "<layer_type>.dtype", dtypes, dtypes_by_type, "", WORDS(cache_dtypes), BY_LAYER_TYPE,
         .help = "Type of the cache of sliding, chunked or cross layers; full: all others."),
     KEY(kv_cache, "k_scale", k_scale, doubles, "", RANGE(1.2e-38, 3.4e38), /* normal in fp32 */
-        .help = "Scale of cached keys or latents: stored = key / scale. Required for fp8."),
+        .help = "Scale of cached keys or latents of fp8: stored = key / scale; left out: 1."),
     KEY(kv_cache, "v_scale", v_scale, doubles, "", RANGE(1.2e-38, 3.4e38),
         .help = "Scale of cached values, as k_scale; latents have none."),
     KEY(kv_cache, "layout", layout, choice, "auto", WORDS(layouts),

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -201,11 +202,36 @@ static void cpu_release(const struct device *device, uint32_t space, void *memor
     free(memory);
 }
 
+/* Bytes that a limit of the process (ulimit -v, -d) leaves beyond `used` pages. */
+static uint64_t left_by_limit(int limit, uint64_t used)
+{
+    struct rlimit limits;
+    if (getrlimit(limit, &limits) != 0 || limits.rlim_cur == RLIM_INFINITY)
+        return UINT64_MAX;
+    used *= positive(sysconf(_SC_PAGESIZE));
+    return limits.rlim_cur > used ? limits.rlim_cur - used : 0;
+}
+
+/* What limits of the process leave. */
+static uint64_t left_by_limits(void)
+{
+    unsigned long long size = 0, data = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (file && fscanf(file, "%llu %*u %*u %*u %*u %llu", &size, &data) != 2)
+        size = data = 0;
+    if (file)
+        fclose(file);
+    uint64_t space = left_by_limit(RLIMIT_AS, size), heap = left_by_limit(RLIMIT_DATA, data);
+    return space < heap ? space : heap;
+}
+
 static attn_status cpu_memory(const struct device *device, uint64_t *free_bytes,
                               uint64_t *total_bytes, attn_error *error)
 {
     (void)error;
+    const uint64_t left = left_by_limits();
     *free_bytes = positive(sysconf(_SC_AVPHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
+    *free_bytes = left < *free_bytes ? left : *free_bytes;
     *total_bytes = device->info.memory_bytes;
     return ATTN_OK;
 }

@@ -3,6 +3,8 @@
  * check_device_cpu.c: the processor behind the host's table of devices: streams and events that are
  * done at once, and what it does not have.
  */
+#include <sys/resource.h>
+
 #include "host/device/device.h"
 #include "host/base/error.h"
 #include "tests/tools/test_main.h"
@@ -54,6 +56,28 @@ TEST_OF(core, memory_is_told)
     uint64_t available, total;
     GOOD(device_memory(device, &available, &total, &error.base));
     ck_assert(available > 0 && available <= total && total == device->info.memory_bytes);
+}
+
+/* What is free is no more than the process may have (ulimit -v, -d): all of it can be allocated, but for what the
+ * allocator needs. The last limit of a forked test, or of a program that does no more than this. */
+TEST_OF(core, memory_that_the_process_may_have)
+{
+    static const int limits[] = {RLIMIT_AS, RLIMIT_DATA};
+    const uint64_t slack = 64 << 20;
+    for (int n = 0; n < 2; n++) {
+        struct rlimit before, lower;
+        uint64_t available, total;
+        ck_assert_int_eq(getrlimit(limits[n], &before), 0);
+        lower = (struct rlimit){UINT64_C(1) << 29, before.rlim_max};
+        ck_assert_int_eq(setrlimit(limits[n], &lower), 0);
+        GOOD(device_memory(device, &available, &total, &error.base));
+        ck_assert_uint_lt(available, UINT64_C(1) << 29);
+        ck_assert_uint_gt(available, slack);
+        void *memory = device_allocate(device, ATTN_SPACE_DEVICE, available - slack, 64);
+        ck_assert_ptr_nonnull(memory);
+        device_release(device, ATTN_SPACE_DEVICE, memory);
+        ck_assert_int_eq(setrlimit(limits[n], &before), 0);
+    }
 }
 
 /* Graphs, modules of kernels, a reset. What was asked for is not touched. */
