@@ -63,6 +63,7 @@ struct line {
     double *sums;    /* [ROW_NUM_SUMS][padded] */
     double largest;  /* score, the sink's included */
     double sum;      /* of weights, the sink's included */
+    int is_lost;     /* all scores are -inf: values count for nothing, NaN included (MEAN-14) */
     rounding_model model;
     rounding_sums rounding;
 };
@@ -349,12 +350,21 @@ static double weigh(const struct line *line)
     return sum;
 }
 
+static int is_lost(const struct line *line)
+{
+    int64_t n = 0;
+    while (n < line->num_seen && isinf(line->scores[n]) && line->scores[n] < 0)
+        n++;
+    return n == line->num_seen;
+}
+
 static void weigh_keys(struct work *work)
 {
     for (int32_t l = 0; l < work->num_lines; l++) {
         struct line *line = &work->lines[l];
         line->largest = largest_score(line);
         line->sum = weigh(line);
+        line->is_lost = is_lost(line);
         line->model = rounding_model_of(line->row);
         rounding_begin(&line->rounding, line->sums, work->padded, line->largest, line->sum,
                        line->num_seen);
@@ -394,9 +404,12 @@ static void add_values(struct work *work)
 {
     for (int64_t j = work->first; j < work->end;) {
         j = fill_block(work, j, read_value);
-        for (int32_t l = 0; l < work->num_lines; l++)
-            for (int32_t from = 0, to = 0; next_run(&work->lines[l], &work->block, &from, &to);)
-                add_run(work, &work->lines[l], from, to);
+        for (int32_t l = 0; l < work->num_lines; l++) {
+            struct line *line = &work->lines[l];
+            for (int32_t from = 0, to = 0;
+                 !line->is_lost && next_run(line, &work->block, &from, &to);)
+                add_run(work, line, from, to);
+        }
     }
 }
 

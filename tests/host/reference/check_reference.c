@@ -89,6 +89,32 @@ TEST_OF(rows, no_key_but_a_sink)
     ck_assert_double_eq(result.lse, -3.25);
 }
 
+/* Scores that are all -inf: the row is as one without keys, whatever their values are. */
+TEST_OF(rows, lost_keys_of_any_value)
+{
+    for (int has_sink = 0; has_sink < 2; has_sink++) {
+        struct example example;
+        double out[2] = {7, 7};
+        example_init(&example, 5, -INFINITY);
+        example.values[2] = NAN;
+        example.values[5] = INFINITY;
+        example.row.has_sink = has_sink;
+        example.row.sink = 1.5;
+        reference_row_result result = example_run(&example, out);
+        ck_assert(out[0] == 0 && out[1] == 0);
+        ck_assert(has_sink ? result.lse == 1.5 : isinf(result.lse) && result.lse < 0);
+    }
+    struct example seen;
+    double out[2];
+    example_init(&seen, 5, -INFINITY);
+    for (int d = 0; d < DIM; d++)
+        seen.keys[3 * DIM + d] = 1;
+    seen.values[6] = NAN;
+    example_run(&seen, out);
+    ck_assert(isnan(out[0]));
+    ck_assert(out[1] == 9);
+}
+
 TEST_OF(rows, equal_scores_give_the_mean)
 {
     struct example example;
