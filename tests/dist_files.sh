@@ -2,12 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # dist_files.sh: `make dist` packs every file of the repository. A fragment that forgets one builds here,
-# and nowhere else.
+# and nowhere else. And what `make install` says to a folder with spaces.
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL # of the make that runs this
+
+said=$(make -C "$build" -n --no-print-directory install-libLTLIBRARIES DESTDIR='/a folder' 2>&1 >/dev/null)
+case $said in
+*"'/a folder"*"has a space: accepted"*) tap_ok "a DESTDIR with a space is refused" ;;
+*) tap_not_ok "a DESTDIR with a space is refused" "$said" ;;
+esac
 
 if ! tracked=$(git -C "$top" ls-files 2>/dev/null) || test ! -e "$top/.git"; then
     tap_skip "make dist packs every file" "no git repository, or no git"
