@@ -7,6 +7,7 @@
 #endif
 #include "host/check/suite/sandbox.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -21,7 +22,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "host/check/suite/descendants.h"
 #include "host/check/suite/json.h"
 #include "host/check/suite/silence.h"
 #include "host/base/clock.h"
@@ -32,6 +32,72 @@ enum {
     KILL_MS = 10000,     /* for SIGKILL to take effect */
     MAX_OUTPUT = 1 << 16 /* bytes kept of what is printed during a question */
 };
+
+/* ---- Processes that lost their parent -------------------------------------------------------- */
+
+/* The parent of a process, as /proc/PID/stat gives it after the name, which may contain anything.
+ */
+static pid_t parent_of(const char *process)
+{
+    char path[280], text[512] = "";
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%s/stat", process);
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = '\0';
+    const char *name_end = strrchr(text, ')');
+    return name_end && sscanf(name_end, ") %*c %d", &parent) == 1 ? parent : 0;
+}
+
+/* The children of this process, malloc'ed; NULL and 0 if there are none. */
+static pid_t *list_descendants(size_t *count)
+{
+    pid_t *list = NULL, self = getpid();
+    DIR *processes = opendir("/proc");
+    *count = 0;
+    for (struct dirent *entry; processes && (entry = readdir(processes));) {
+        if (entry->d_name[0] < '1' || entry->d_name[0] > '9' || parent_of(entry->d_name) != self)
+            continue;
+        pid_t *grown = realloc(list, (*count + 1) * sizeof *list);
+        if (!grown)
+            break;
+        list = grown;
+        list[(*count)++] = (pid_t)atoi(entry->d_name);
+    }
+    if (processes)
+        closedir(processes);
+    return list;
+}
+
+static bool is_stranger(const struct sandbox *sandbox, pid_t process)
+{
+    for (size_t s = 0; s < sandbox->num_strangers; s++)
+        if (sandbox->strangers[s] == process)
+            return true;
+    return false;
+}
+
+/* All children but strangers, and their children, which lose their parent and become ours. */
+static void kill_descendants(const struct sandbox *sandbox)
+{
+    enum { ROUNDS = 1000 }; /* of parents whose children show up when they are gone */
+    size_t killed = 1;
+    for (int round = 0; round < ROUNDS && killed; round++) {
+        size_t count;
+        pid_t *list = list_descendants(&count);
+        killed = 0;
+        for (size_t c = 0; c < count; c++)
+            if (!is_stranger(sandbox, list[c])) {
+                kill(list[c], SIGKILL);
+                waitpid(list[c], NULL, 0);
+                killed++;
+            }
+        free(list);
+    }
+}
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
@@ -76,7 +142,7 @@ attn_status sandbox_open(struct sandbox *sandbox, const struct check_params *par
         return sandbox->inside ? ATTN_OK
                                : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "out of memory");
     }
-    sandbox->strangers = descendants_list(&sandbox->num_strangers);
+    sandbox->strangers = list_descendants(&sandbox->num_strangers);
     bool good = take_signals(sandbox);
     good = good && share_trail(sandbox) && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0;
     return good
@@ -140,7 +206,7 @@ static int reap(struct sandbox *sandbox)
     kill(-sandbox->child, SIGKILL);
     if (await_end(sandbox, KILL_MS))
         waitpid(sandbox->child, &status, 0);
-    descendants_kill(sandbox->strangers, sandbox->num_strangers);
+    kill_descendants(sandbox);
     sandbox->child = 0;
     close(sandbox->questions);
     close(sandbox->answers);

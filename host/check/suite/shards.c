@@ -17,7 +17,6 @@
 #include <unistd.h>
 
 #include "host/check/suite/json.h"
-#include "host/check/suite/surroundings.h"
 
 enum { MAX_DEFAULT = 8 };
 

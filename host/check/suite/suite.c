@@ -10,7 +10,6 @@
 
 #include "host/check/suite/json.h"
 #include "host/check/suite/shards.h"
-#include "host/check/suite/surroundings.h"
 #include "host/base/clock.h"
 #include "host/base/error.h"
 

@@ -102,4 +102,22 @@ enum check_code suite_code_of(enum sandbox_end end);
  * be NULL. To be given to sandbox_ask(). */
 cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device);
 
+/* ---- Changes of process state that cases leave behind, by backend (surroundings.c) -------------- */
+
+/* Note what was printed and changed during a case, or while the plugin was opened for it. */
+void surroundings_case(struct suite *suite, const char *backend, const char *id,
+                       const struct sandbox_reply *reply);
+
+/* Note how the child ended in which the backend's cases ran. */
+void surroundings_end(struct suite *suite, const char *backend, const struct sandbox_reply *reply);
+
+/* What was noted, to be merged into another suite's in another process. */
+cJSON *surroundings_object(const struct suite *suite);
+void surroundings_merge(struct suite *suite, const cJSON *object);
+
+/* Add a result for each matter that the filters let through, of each backend. */
+void surroundings_report(struct suite *suite);
+
+void surroundings_finish(struct suite *suite);
+
 #endif /* HOST_CHECK_SUITE_SUITE_H */

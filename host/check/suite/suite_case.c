@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "host/check/suite/json.h"
-#include "host/check/suite/surroundings.h"
 
 cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device)
 {

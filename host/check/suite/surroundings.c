@@ -2,7 +2,7 @@
  *
  * surroundings.c: collecting changes of the process, by backend.
  */
-#include "host/check/suite/surroundings.h"
+#include "host/check/suite/suite.h"
 
 #include <stdlib.h>
 #include <string.h>
