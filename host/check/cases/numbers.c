@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * numbers.c: random numbers for a softmax or latent spec.
+ * numbers.c: random numbers for a spec.
  */
+#include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
 
 #include "host/check/cases/draw.h"
@@ -10,8 +11,9 @@
 
 /* What is drawn, and from what. */
 struct numbers {
-    const struct grid *grid;
-    const attn_options *options;
+    const struct grid *grid;             /* of all but linear layers, */
+    const attn_options *options;         /* and with these options; */
+    const struct check_subject *subject; /* of linear ones */
     int64_t most_work;
     struct case_spec *spec;
     struct draw draw;
@@ -63,11 +65,41 @@ static int lacks_arrays(const struct case_spec *spec)
     return !has_row(spec) || (of_sequences && spec->num_sequences == 0 && spec->padded == 0);
 }
 
+/* Products of an element of a state and one of a key, or of the convolution. */
+static int64_t linear_work(const struct linear_spec *spec)
+{
+    int64_t rows = 0;
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        rows += linear_sequence(spec, s)->rows;
+    return rows * spec->v_heads * (spec->k_dim + spec->width + 1) * spec->v_dim;
+}
+
 static bool keep_if_accepted(struct numbers *numbers, struct case_spec *changed)
 {
-    return !lacks_arrays(changed) && numbers_work(changed) <= numbers->most_work &&
-           grid_take(numbers->grid, numbers->options, changed, numbers->spec);
+    char reason[LINEAR_TEXT];
+    if (changed->kind != ATTN_KIND_LINEAR)
+        return !lacks_arrays(changed) && numbers_work(changed) <= numbers->most_work &&
+               grid_take(numbers->grid, numbers->options, changed, numbers->spec);
+    bool is_kept = linear_work(&changed->linear) <= numbers->most_work &&
+                   linear_accepts(numbers->subject, &changed->linear, reason);
+    if (is_kept)
+        *numbers->spec = *changed;
+    return is_kept;
 }
+
+/* One number: as drawn, if it is accepted. */
+#define DRAW(numbers, member, number)                                                              \
+    do {                                                                                           \
+        struct case_spec changed = *(numbers)->spec;                                               \
+        changed.member = number;                                                                   \
+        keep_if_accepted(numbers, &changed);                                                       \
+    } while (0)
+
+/* Of the arguments of numbers_draw_*(). */
+#define NUMBERS                                                                                    \
+    {                                                                                              \
+        .grid = grid, .options = options, .most_work = most_work, .spec = spec, .draw.seed = seed  \
+    }
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
 
@@ -123,13 +155,6 @@ static void draw_rows(struct numbers *numbers)
     keep_if_accepted(numbers, &changed);
 }
 
-static void draw_padding(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    changed.padded = one_in(numbers, 2) ? changed.num_sequences + 1 + below(numbers, 5) : 0;
-    keep_if_accepted(numbers, &changed);
-}
-
 /* Keys of a prefix that comes expanded have lengths of another kind. */
 static int has_own_lengths(const struct case_spec *spec)
 {
@@ -139,24 +164,18 @@ static int has_own_lengths(const struct case_spec *spec)
 void numbers_draw_batch(const struct grid *grid, const attn_options *options, uint64_t seed,
                         int64_t most_work, struct case_spec *spec)
 {
-    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
+    struct numbers numbers = NUMBERS;
     if (has_own_lengths(spec))
         return;
     /* Where few are accepted, as few cases are of these, more are tried. */
     for (int left = spec->attn_type == ATTN_TYPE_DECODER ? 1 : 4; left > 0; left--)
         left = draw_lengths(&numbers) ? 1 : left;
     draw_rows(&numbers);
-    draw_padding(&numbers);
-    if (spec->multi_item) {
-        struct case_spec changed = *spec;
-        changed.longest_item = 1 + below(&numbers, 60);
-        keep_if_accepted(&numbers, &changed);
-    }
-    if (spec->from_cache && one_in(&numbers, 2)) {
-        struct case_spec changed = *spec;
-        changed.fewer_keys = true;
-        keep_if_accepted(&numbers, &changed);
-    }
+    DRAW(&numbers, padded, one_in(&numbers, 2) ? spec->num_sequences + 1 + below(&numbers, 5) : 0);
+    if (spec->multi_item)
+        DRAW(&numbers, longest_item, 1 + below(&numbers, 60));
+    if (spec->from_cache && one_in(&numbers, 2))
+        DRAW(&numbers, fewer_keys, true);
 }
 
 /* Among many keys, those that ALiBi puts too far away, or for which outputs are too coarse. */
@@ -175,7 +194,7 @@ void numbers_draw_hint(const struct grid *grid, const attn_options *options, uin
                        int64_t most_work, struct case_spec *spec)
 {
     enum { MOST_PAGES = 3, LEAST_DIM = 8 };
-    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
+    struct numbers numbers = NUMBERS;
     struct case_spec changed = *spec;
     if (!one_in(&numbers, 3) || has_own_lengths(spec) ||
         spec->num_sequences > FORWARD_CASE_MAX_SEQS)
@@ -199,7 +218,7 @@ bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint
                       int64_t most_work, struct case_spec *spec)
 {
     enum { TRIES = 8, MOST_KEYS = 3300 };
-    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
+    struct numbers numbers = NUMBERS;
     bool is_kept = false;
     for (int try = 0; try < TRIES && !is_kept && !has_own_lengths(spec); try++) {
         struct case_spec changed = *spec;
@@ -220,42 +239,23 @@ bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint
 
 static void draw_window(struct numbers *numbers)
 {
-    struct case_spec changed = *numbers->spec;
-    if (changed.attn_type == ATTN_TYPE_CROSS)
+    const struct case_spec *spec = numbers->spec;
+    if (spec->attn_type == ATTN_TYPE_CROSS)
         return;
-    changed.window_left = one_in(numbers, 2) ? -1 : below(numbers, 300);
-    keep_if_accepted(numbers, &changed);
-    changed = *numbers->spec;
-    changed.window_right = one_in(numbers, 2) ? 0 : below(numbers, 30) - 1;
-    keep_if_accepted(numbers, &changed);
-    changed = *numbers->spec;
-    changed.attention_chunk = one_in(numbers, 2) ? 0 : 1 + below(numbers, 300);
-    keep_if_accepted(numbers, &changed);
-    changed = *numbers->spec;
-    changed.positions_ahead =
-        changed.explicit_positions && !changed.alibi ? below(numbers, 500) : 0;
-    keep_if_accepted(numbers, &changed);
-}
-
-static void draw_scores(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    changed.logit_cap = one_in(numbers, 2) ? 0 : 5 + 0.37f * (float)below(numbers, 150);
-    keep_if_accepted(numbers, &changed);
-    changed = *numbers->spec;
-    changed.sm_scale = one_in(numbers, 2) ? 0 : 0.05f + 0.013f * (float)below(numbers, 40);
-    keep_if_accepted(numbers, &changed);
+    DRAW(numbers, window_left, one_in(numbers, 2) ? -1 : below(numbers, 300));
+    DRAW(numbers, window_right, one_in(numbers, 2) ? 0 : below(numbers, 30) - 1);
+    DRAW(numbers, attention_chunk, one_in(numbers, 2) ? 0 : 1 + below(numbers, 300));
+    DRAW(numbers, positions_ahead,
+         spec->explicit_positions && !spec->alibi ? below(numbers, 500) : 0);
 }
 
 /* A latent's heads share it, and its dimensions are those of its form. */
 static void draw_heads(struct numbers *numbers)
 {
-    struct case_spec changed = *numbers->spec;
-    changed.num_q_heads = changed.num_kv_heads * (1 + below(numbers, 9));
-    keep_if_accepted(numbers, &changed);
+    DRAW(numbers, num_q_heads, numbers->spec->num_kv_heads * (1 + below(numbers, 9)));
     if (numbers->spec->latent.kv_lora_rank > 0)
         return;
-    changed = *numbers->spec;
+    struct case_spec changed = *numbers->spec;
     changed.num_kv_heads = 1 + below(numbers, 7);
     changed.num_q_heads = changed.num_kv_heads * (1 + below(numbers, 9));
     keep_if_accepted(numbers, &changed);
@@ -265,23 +265,16 @@ static void draw_heads(struct numbers *numbers)
     keep_if_accepted(numbers, &changed);
 }
 
-static void draw_pages(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    if (!changed.kv_layout)
-        return;
-    changed.page_size = 1 + below(numbers, one_in(numbers, 2) ? 140 : 12);
-    keep_if_accepted(numbers, &changed);
-}
-
 void numbers_draw_layer(const struct grid *grid, const attn_options *options, uint64_t seed,
                         int64_t most_work, struct case_spec *spec)
 {
-    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
-    draw_window(&numbers);
-    draw_scores(&numbers);
-    draw_heads(&numbers);
-    draw_pages(&numbers);
+    struct numbers drawn = NUMBERS, *numbers = &drawn;
+    draw_window(numbers);
+    DRAW(numbers, logit_cap, one_in(numbers, 2) ? 0 : 5 + 0.37f * (float)below(numbers, 150));
+    DRAW(numbers, sm_scale, one_in(numbers, 2) ? 0 : 0.05f + 0.013f * (float)below(numbers, 40));
+    draw_heads(numbers);
+    if (spec->kv_layout)
+        DRAW(numbers, page_size, 1 + below(numbers, one_in(numbers, 2) ? 140 : 12));
 }
 
 /* ---- Large things ---------------------------------------------------------------------------- */
@@ -353,7 +346,7 @@ void numbers_draw_large(const struct grid *grid, const attn_options *options, ui
                         int64_t most_work, struct case_spec *spec)
 {
     enum { TRIES = 12 };
-    struct numbers numbers = {grid, options, most_work, spec, {.seed = seed}};
+    struct numbers numbers = NUMBERS;
     bool is_kept = false;
     for (int try = 0; try < TRIES && !is_kept && !has_own_lengths(spec); try++) {
         struct case_spec changed = *spec;
@@ -365,4 +358,116 @@ void numbers_draw_large(const struct grid *grid, const attn_options *options, ui
         set_kind_of_lengths(&numbers, &changed);
         is_kept = is_cache_small(&changed) && keep_if_accepted(&numbers, &changed);
     }
+}
+
+/* ---- Recurrent layers ------------------------------------------------------------------------ */
+
+static void draw_linear_heads(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    int32_t k_heads = 1 + below(numbers, one_in(numbers, 4) ? 20 : 5);
+    if (changed.linear.k_heads > 0)
+        changed.linear.k_heads = k_heads;
+    changed.linear.v_heads = k_heads * (1 + below(numbers, 5));
+    keep_if_accepted(numbers, &changed);
+}
+
+/* Two at least: the bar of one element would be a matter of luck (linear_spec.c). */
+static int32_t any_dim(struct numbers *numbers)
+{
+    return 2 + below(numbers, one_in(numbers, 3) ? 255 : 66);
+}
+
+static void draw_gates(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    struct linear_spec *spec = &changed.linear;
+    if (spec->dt_min > 0 && spec->dt_max > spec->dt_min) {
+        spec->dt_min = 0.01f + 0.03f * (float)below(numbers, 20);
+        spec->dt_max = spec->dt_min + 0.04f * (float)(1 + below(numbers, 30));
+    }
+    if (spec->lower_bound < 0)
+        spec->lower_bound = -0.07f * (float)(1 + below(numbers, 120));
+    keep_if_accepted(numbers, &changed);
+}
+
+/* Few rows often, many seldom; cases of one row or none are those that fail. */
+static int32_t any_rows(struct numbers *numbers)
+{
+    static const int32_t most[] = {2, 2, 9, 20, 70, 140, 300, 700};
+    return below(numbers, most[below(numbers, 8)]);
+}
+
+static void draw_linear_sequences(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    struct linear_spec *spec = &changed.linear;
+    spec->num_sequences = 1 + below(numbers, LINEAR_CASE_MAX_SEQS);
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        spec->sequences[s] = (struct linear_case_sequence){
+            .rows = spec->mode == ATTN_MODE_DECODE          ? 1
+                    : spec->mode == ATTN_MODE_TARGET_VERIFY ? 1 + below(numbers, 12)
+                                                            : any_rows(numbers),
+            .has_initial = !one_in(numbers, 4),
+            .in_place = one_in(numbers, 2),
+            .dropped = one_in(numbers, 8)};
+    spec->decodes = below(numbers, spec->num_sequences + 1);
+    spec->decode_q_len = 1 + (one_in(numbers, 2) ? 0 : below(numbers, 9));
+    spec->decodes_first = one_in(numbers, 2);
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+    keep_if_accepted(numbers, &changed);
+}
+
+static void draw_snapshots(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    struct linear_spec *spec = &changed.linear;
+    if (spec->mode == ATTN_MODE_TARGET_VERIFY) /* it has them of all rows */
+        return;
+    spec->snapshots = one_in(numbers, 3);
+    spec->sparse = spec->snapshots ? 1 + below(numbers, 90) : 0;
+    spec->cuts = spec->snapshots && one_in(numbers, 2) ? 1 + below(numbers, 6) : 0;
+    keep_if_accepted(numbers, &changed);
+}
+
+static void draw_linear_rows(struct numbers *numbers)
+{
+    DRAW(numbers, linear.gap, one_in(numbers, 2) ? 0 : 16 * (1 + below(numbers, 5)));
+    DRAW(numbers, linear.padded, one_in(numbers, 2) ? 0 : 1 + below(numbers, 9));
+    struct case_spec changed = *numbers->spec;
+    struct linear_spec *spec = &changed.linear;
+    if (spec->mode == ATTN_MODE_DECODE)
+        return;
+    spec->first_row = one_in(numbers, 2) ? 0 : below(numbers, 150);
+    spec->spare = spec->mode == ATTN_MODE_MIXED || one_in(numbers, 2) ? 0 : 1 + below(numbers, 20);
+    keep_if_accepted(numbers, &changed);
+}
+
+void linear_numbers_draw_layer(const struct check_subject *subject, uint64_t seed,
+                               int64_t most_work, struct linear_spec *spec)
+{
+    struct case_spec whole = {.kind = ATTN_KIND_LINEAR, .linear = *spec};
+    struct numbers drawn = {
+        .subject = subject, .most_work = most_work, .spec = &whole, .draw.seed = seed};
+    struct numbers *numbers = &drawn;
+    draw_linear_heads(numbers);
+    DRAW(numbers, linear.k_dim, whole.linear.k_heads > 0 ? any_dim(numbers) : whole.linear.k_dim);
+    DRAW(numbers, linear.v_dim, any_dim(numbers));
+    if (whole.linear.k_dim != 1 && whole.linear.v_dim != 1)
+        DRAW(numbers, linear.width, below(numbers, 12));
+    draw_gates(numbers);
+    *spec = whole.linear;
+}
+
+void linear_numbers_draw_batch(const struct check_subject *subject, uint64_t seed,
+                               int64_t most_work, struct linear_spec *spec)
+{
+    struct case_spec whole = {.kind = ATTN_KIND_LINEAR, .linear = *spec};
+    struct numbers numbers = {
+        .subject = subject, .most_work = most_work, .spec = &whole, .draw.seed = seed};
+    draw_linear_sequences(&numbers);
+    draw_snapshots(&numbers);
+    draw_linear_rows(&numbers);
+    *spec = whole.linear;
 }
