@@ -60,69 +60,84 @@ void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from)
 
 /* ---- Setting a field ------------------------------------------------------------------------- */
 
-/* Members that are numbers: where they lie, by field. */
-enum number_type { NUMBER_I32, NUMBER_U32, NUMBER_I64, NUMBER_FLOAT };
+/* All members of a set, and the first number beyond them. */
+#define EVERY(kind)  ((1 << ATTN_##kind##_COUNT) - 1)
+#define BEYOND(kind) (1 << ATTN_##kind##_COUNT)
+
+/* Fields that are numbers: where their members lie, if they are one each, and what they are set to; what is of no list
+ * stands among what is. Those with values come first. */
+enum number_type { NUMBER_NONE, NUMBER_I32, NUMBER_U32, NUMBER_I64, NUMBER_FLOAT };
 struct number_field {
-    uint32_t field;
+    struct caps_values of;
     enum number_type type;
     size_t offset; /* in struct caps_problem */
 };
 #define AT(member) offsetof(struct caps_problem, member)
+#define FIELD(name, type, member, ...)                                                             \
+    {                                                                                              \
+        {ATTN_FIELD_##name, sizeof((double[]){__VA_ARGS__}) / sizeof(double), {__VA_ARGS__}},      \
+            NUMBER_##type, AT(member)                                                              \
+    }
+enum { FIELDS_WITH_VALUES = 32 };
 
 static const struct number_field number_fields[] = {
-    {ATTN_FIELD_DEVICE_TYPE, NUMBER_I32, AT(device.type)},
-    {ATTN_FIELD_DEVICE_SM, NUMBER_U32, AT(device.sm)},
-    {ATTN_FIELD_DEVICE_SHARED_MEMORY, NUMBER_U32, AT(device.shared_memory)},
-    {ATTN_FIELD_DEVICE_DRIVER, NUMBER_U32, AT(device.driver_version)},
-    {ATTN_FIELD_DEVICE_CPU_ISA, NUMBER_U32, AT(device.cpu_isa)},
-    {ATTN_FIELD_KIND, NUMBER_U32, AT(group.kind)},
-    {ATTN_FIELD_ATTN_TYPE, NUMBER_U32, AT(group.attn_type)},
-    {ATTN_FIELD_NUM_Q_HEADS, NUMBER_I32, AT(group.num_q_heads)},
-    {ATTN_FIELD_NUM_KV_HEADS, NUMBER_I32, AT(group.num_kv_heads)},
-    {ATTN_FIELD_HEAD_DIM, NUMBER_I32, AT(group.head_dim)},
-    {ATTN_FIELD_V_HEAD_DIM, NUMBER_I32, AT(group.v_head_dim)},
-    {ATTN_FIELD_WINDOW_LEFT, NUMBER_I32, AT(group.window_left)},
-    {ATTN_FIELD_WINDOW_RIGHT, NUMBER_I32, AT(group.window_right)},
-    {ATTN_FIELD_ATTENTION_CHUNK, NUMBER_I32, AT(group.attention_chunk)},
-    {ATTN_FIELD_SM_SCALE, NUMBER_FLOAT, AT(group.sm_scale)},
-    {ATTN_FIELD_LOGIT_CAP, NUMBER_FLOAT, AT(group.logit_cap)},
-    {ATTN_FIELD_SCALE_GRANULARITY, NUMBER_U32, AT(group.kv_scale_granularity)},
-    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, NUMBER_U32, AT(group.input_scale_granularity)},
-    {ATTN_FIELD_NUM_LAYERS, NUMBER_U32, AT(group.num_layers)},
-    {ATTN_FIELD_LAYERS, NUMBER_U32, AT(layers[0].flags)},
-    {ATTN_FIELD_PAGE_SIZE, NUMBER_I32, AT(problem.page_size)},
-    {ATTN_FIELD_MODES, NUMBER_U32, AT(bounds.modes)},
-    {ATTN_FIELD_MASK_KINDS, NUMBER_U32, AT(bounds.mask_kinds)},
-    {ATTN_FIELD_USES, NUMBER_U32, AT(bounds.uses)},
-    {ATTN_FIELD_MAX_SEQS, NUMBER_I32, AT(bounds.max_seqs)},
-    {ATTN_FIELD_MAX_TOKENS, NUMBER_I32, AT(bounds.max_tokens)},
-    {ATTN_FIELD_MAX_Q_LEN, NUMBER_I32, AT(bounds.max_q_len)},
-    {ATTN_FIELD_MAX_KV_LEN, NUMBER_I32, AT(bounds.max_kv_len)},
-    {ATTN_FIELD_MAX_KV_TOKENS, NUMBER_I64, AT(bounds.max_kv_tokens)},
-    {ATTN_FIELD_GRAPH_LEVEL, NUMBER_U32, AT(problem.graph_level)},
-    {ATTN_FIELD_NEED_NOTES, NUMBER_U32, AT(problem.need_notes)},
-    {ATTN_FIELD_MLA_EXPANDED, NUMBER_U32, AT(problem.mla_expanded)},
-    {ATTN_FIELD_KV_LORA_RANK, NUMBER_I32, AT(mla.kv_lora_rank)},
-    {ATTN_FIELD_ROPE_DIM, NUMBER_I32, AT(mla.rope_dim)},
-    {ATTN_FIELD_NOPE_DIM, NUMBER_I32, AT(mla.nope_dim)},
-    {ATTN_FIELD_LINEAR_FAMILY, NUMBER_U32, AT(linear.family)},
-    {ATTN_FIELD_LINEAR_FLAGS, NUMBER_U32, AT(linear.flags)},
-    {ATTN_FIELD_CONV_WIDTH, NUMBER_I32, AT(linear.conv_width)},
-    {ATTN_FIELD_INDEX_KIND, NUMBER_U32, AT(sparse.index_kind)},
-    {ATTN_FIELD_TOP_K, NUMBER_I32, AT(sparse.top_k)},
-    {ATTN_FIELD_BLOCK_SIZE, NUMBER_I32, AT(sparse.block_size)},
-    {ATTN_FIELD_LABEL_CACHE, NUMBER_I32, AT(sparse.label_dim)},
-    {ATTN_FIELD_MIN_ALIGNMENT, NUMBER_U32, AT(problem.min_alignment)},
-    {ATTN_FIELD_KV_STRIDES, NUMBER_U32, AT(problem.kv_strides)},
+    FIELD(DEVICE_TYPE, I32, device.type, 1, 2, 77),
+    FIELD(DEVICE_SM, U32, device.sm, 0, 70, 80, 90, 100),
+    FIELD(DEVICE_CPU_ISA, U32, device.cpu_isa, 0, 3),
+    FIELD(KIND, U32, group.kind, 0, 1, 2, 3, 4),
+    FIELD(ATTN_TYPE, U32, group.attn_type, 0, 1, 2, 3),
+    FIELD(NUM_Q_HEADS, I32, group.num_q_heads, 1, 2, 8, 64, 128, 3),
+    FIELD(NUM_KV_HEADS, I32, group.num_kv_heads, 1, 2, 8, 16, 5),
+    FIELD(HEAD_DIM, I32, group.head_dim, 0, 1, 7, 64, 72, 128, 192, 256, 576, 4096),
+    FIELD(V_HEAD_DIM, I32, group.v_head_dim, 0, 1, 7, 64, 72, 128, 192, 256, 512, 4096),
+    FIELD(WINDOW_LEFT, I32, group.window_left, -1, 0, 15, 127, 4096),
+    FIELD(WINDOW_RIGHT, I32, group.window_right, -1, 0, 3, 100),
+    FIELD(ATTENTION_CHUNK, I32, group.attention_chunk, 0, 1, 64, 8192),
+    FIELD(LOGIT_CAP, FLOAT, group.logit_cap, 0, 30, 50),
+    {{ATTN_FIELD_SINKS, 2, {0, 1}}, NUMBER_NONE, 0},
+    {{ATTN_FIELD_ALIBI, 2, {0, 1}}, NUMBER_NONE, 0},
+    FIELD(SCALE_GRANULARITY, U32, group.kv_scale_granularity, 0, 1, 2, 3, 4, 5),
+    FIELD(INPUT_SCALE_GRANULARITY, U32, group.input_scale_granularity, 0, 1, 2, 3, 4, 5),
+    FIELD(NUM_LAYERS, U32, group.num_layers, 1, 2),
+    FIELD(LAYERS, U32, layers[0].flags, 0, 1, 256),
+    FIELD(PAGE_SIZE, I32, problem.page_size, 1, 3, 16, 64, 128, 256, 1000),
+    FIELD(MODES, U32, bounds.modes, 0, 1, 2, 3, 4, 8, 16, EVERY(MODE), BEYOND(MODE), 0x80000001),
+    FIELD(MASK_KINDS, U32, bounds.mask_kinds, 0, 1, 2, 4, 8, EVERY(MASK), BEYOND(MASK), 0x40000001),
+    FIELD(USES, U32, bounds.uses, 0, 1, 2, 4, 8, 16, 32, 64, 128, ATTN_USES_ALL,
+          ATTN_USES_ALL + 1.0, 0x20000000),
+    FIELD(MAX_SEQS, I32, bounds.max_seqs, -1, 0, 1, 64, 4096, 2147483647),
+    FIELD(MAX_TOKENS, I32, bounds.max_tokens, -5, 0, 64, 8192, 2147483647),
+    FIELD(MAX_Q_LEN, I32, bounds.max_q_len, -1, 0, 64, 8192),
+    FIELD(MAX_KV_LEN, I32, bounds.max_kv_len, -1, 0, 512, 131072, 2147483647),
+    FIELD(MAX_KV_TOKENS, I64, bounds.max_kv_tokens, -1, 0, 4096, 1 << 20, 1e12),
+    FIELD(GRAPH_LEVEL, U32, problem.graph_level, 0, 1, 2, 3, 4),
+    FIELD(NEED_NOTES, U32, problem.need_notes, 0, 1, 2, 3, 4, ATTN_NOTE_SM_BUDGET, ATTN_NOTE_ALL,
+          ATTN_NOTE_ALL + 1.0, 1 << 20),
+    FIELD(MIN_ALIGNMENT, U32, problem.min_alignment, 0, 16, 64, 256),
+    FIELD(KV_STRIDES, U32, problem.kv_strides, ATTN_KV_STRIDES_ANY, ATTN_KV_STRIDES_EQUAL),
+    {{.field = ATTN_FIELD_DEVICE_SHARED_MEMORY}, NUMBER_U32, AT(device.shared_memory)},
+    {{.field = ATTN_FIELD_DEVICE_DRIVER}, NUMBER_U32, AT(device.driver_version)},
+    {{.field = ATTN_FIELD_SM_SCALE}, NUMBER_FLOAT, AT(group.sm_scale)},
+    {{.field = ATTN_FIELD_MLA_EXPANDED}, NUMBER_U32, AT(problem.mla_expanded)},
+    {{.field = ATTN_FIELD_KV_LORA_RANK}, NUMBER_I32, AT(mla.kv_lora_rank)},
+    {{.field = ATTN_FIELD_ROPE_DIM}, NUMBER_I32, AT(mla.rope_dim)},
+    {{.field = ATTN_FIELD_NOPE_DIM}, NUMBER_I32, AT(mla.nope_dim)},
+    {{.field = ATTN_FIELD_LINEAR_FAMILY}, NUMBER_U32, AT(linear.family)},
+    {{.field = ATTN_FIELD_LINEAR_FLAGS}, NUMBER_U32, AT(linear.flags)},
+    {{.field = ATTN_FIELD_CONV_WIDTH}, NUMBER_I32, AT(linear.conv_width)},
+    {{.field = ATTN_FIELD_INDEX_KIND}, NUMBER_U32, AT(sparse.index_kind)},
+    {{.field = ATTN_FIELD_TOP_K}, NUMBER_I32, AT(sparse.top_k)},
+    {{.field = ATTN_FIELD_BLOCK_SIZE}, NUMBER_I32, AT(sparse.block_size)},
+    {{.field = ATTN_FIELD_LABEL_CACHE}, NUMBER_I32, AT(sparse.label_dim)},
 };
 
 static const struct number_field dtype_fields[] = {
-    {ATTN_FIELD_Q_DTYPE, NUMBER_U32, AT(problem.q_dtype)},
-    {ATTN_FIELD_KV_DTYPE, NUMBER_U32, AT(problem.kv_dtype)},
-    {ATTN_FIELD_OUT_DTYPE, NUMBER_U32, AT(problem.out_dtype)},
-    {ATTN_FIELD_NEW_KV_DTYPE, NUMBER_U32, AT(problem.new_kv_dtype)},
-    {ATTN_FIELD_STATE_DTYPE, NUMBER_U32, AT(linear.state_dtype)},
-    {ATTN_FIELD_CONV_DTYPE, NUMBER_U32, AT(linear.conv_dtype)},
+    {{.field = ATTN_FIELD_Q_DTYPE}, NUMBER_U32, AT(problem.q_dtype)},
+    {{.field = ATTN_FIELD_KV_DTYPE}, NUMBER_U32, AT(problem.kv_dtype)},
+    {{.field = ATTN_FIELD_OUT_DTYPE}, NUMBER_U32, AT(problem.out_dtype)},
+    {{.field = ATTN_FIELD_NEW_KV_DTYPE}, NUMBER_U32, AT(problem.new_kv_dtype)},
+    {{.field = ATTN_FIELD_STATE_DTYPE}, NUMBER_U32, AT(linear.state_dtype)},
+    {{.field = ATTN_FIELD_CONV_DTYPE}, NUMBER_U32, AT(linear.conv_dtype)},
 };
 
 #define NUM_FIELDS(fields) (sizeof(fields) / sizeof((fields)[0]))
@@ -131,7 +146,7 @@ static const struct number_field *find_field(const struct number_field *fields, 
                                              uint32_t field)
 {
     for (size_t n = 0; n < count; n++)
-        if (fields[n].field == field)
+        if (fields[n].of.field == field)
             return &fields[n];
     return NULL;
 }
@@ -155,6 +170,9 @@ static void write_number(struct caps_problem *p, const struct number_field *at, 
         break;
     case NUMBER_FLOAT:
         memcpy(to, &real, sizeof real);
+        break;
+    case NUMBER_NONE:
+        break;
     }
 }
 
@@ -204,10 +222,9 @@ static void set_state_dims(struct caps_problem *p, int32_t dim)
 bool caps_can_set(uint32_t field)
 {
     return find_field(number_fields, NUM_FIELDS(number_fields), field) ||
-           caps_is_dtype_field(field) || field == ATTN_FIELD_SINKS || field == ATTN_FIELD_ALIBI ||
-           field == ATTN_FIELD_GQA_RATIO || field == ATTN_FIELD_FEATURE ||
-           field == ATTN_FIELD_LINEAR_DIMS || field == ATTN_FIELD_KV_LAYOUT ||
-           field == ATTN_FIELD_STATE_LAYOUT;
+           caps_is_dtype_field(field) || field == ATTN_FIELD_GQA_RATIO ||
+           field == ATTN_FIELD_FEATURE || field == ATTN_FIELD_LINEAR_DIMS ||
+           field == ATTN_FIELD_KV_LAYOUT || field == ATTN_FIELD_STATE_LAYOUT;
 }
 
 bool caps_is_dtype_field(uint32_t field)
@@ -231,8 +248,6 @@ bool caps_set_number(struct caps_problem *p, uint32_t field, double value)
         complete_family(p);
     else if (field == ATTN_FIELD_LAYERS)
         p->layers[1].flags = p->layers[0].flags; /* the field stands for those of all layers */
-    else if (at)
-        return true;
     else if (field == ATTN_FIELD_SINKS)
         set_flag(&p->group.flags, ATTN_GROUP_HAS_SINKS, value != 0);
     else if (field == ATTN_FIELD_ALIBI)
@@ -244,7 +259,7 @@ bool caps_set_number(struct caps_problem *p, uint32_t field, double value)
     else if (field == ATTN_FIELD_LINEAR_DIMS)
         set_state_dims(p, (int32_t)value);
     else
-        return false;
+        return at != NULL;
     return true;
 }
 
@@ -397,49 +412,6 @@ int caps_next_item(const char **text, struct caps_item *item)
 
 /* ---- Random problems ------------------------------------------------------------------------- */
 
-/* All members of a set, and the first number beyond them. */
-#define EVERY(kind)  ((1 << ATTN_##kind##_COUNT) - 1)
-#define BEYOND(kind) (1 << ATTN_##kind##_COUNT)
-
-static const struct caps_values anything[] = {
-    {ATTN_FIELD_DEVICE_TYPE, 3, {1, 2, 77}},
-    {ATTN_FIELD_DEVICE_SM, 5, {0, 70, 80, 90, 100}},
-    {ATTN_FIELD_DEVICE_CPU_ISA, 2, {0, 3}},
-    {ATTN_FIELD_KIND, 5, {0, 1, 2, 3, 4}},
-    {ATTN_FIELD_ATTN_TYPE, 4, {0, 1, 2, 3}},
-    {ATTN_FIELD_NUM_Q_HEADS, 6, {1, 2, 8, 64, 128, 3}},
-    {ATTN_FIELD_NUM_KV_HEADS, 5, {1, 2, 8, 16, 5}},
-    {ATTN_FIELD_HEAD_DIM, 10, {0, 1, 7, 64, 72, 128, 192, 256, 576, 4096}},
-    {ATTN_FIELD_V_HEAD_DIM, 10, {0, 1, 7, 64, 72, 128, 192, 256, 512, 4096}},
-    {ATTN_FIELD_WINDOW_LEFT, 5, {-1, 0, 15, 127, 4096}},
-    {ATTN_FIELD_WINDOW_RIGHT, 4, {-1, 0, 3, 100}},
-    {ATTN_FIELD_ATTENTION_CHUNK, 4, {0, 1, 64, 8192}},
-    {ATTN_FIELD_LOGIT_CAP, 3, {0, 30, 50}},
-    {ATTN_FIELD_SINKS, 2, {0, 1}},
-    {ATTN_FIELD_ALIBI, 2, {0, 1}},
-    {ATTN_FIELD_SCALE_GRANULARITY, 6, {0, 1, 2, 3, 4, 5}},
-    {ATTN_FIELD_INPUT_SCALE_GRANULARITY, 6, {0, 1, 2, 3, 4, 5}},
-    {ATTN_FIELD_NUM_LAYERS, 2, {1, 2}},
-    {ATTN_FIELD_LAYERS, 3, {0, 1, 256}},
-    {ATTN_FIELD_PAGE_SIZE, 7, {1, 3, 16, 64, 128, 256, 1000}},
-    {ATTN_FIELD_MODES, 10, {0, 1, 2, 3, 4, 8, 16, EVERY(MODE), BEYOND(MODE), 0x80000001}},
-    {ATTN_FIELD_MASK_KINDS, 8, {0, 1, 2, 4, 8, EVERY(MASK), BEYOND(MASK), 0x40000001}},
-    {ATTN_FIELD_USES,
-     12,
-     {0, 1, 2, 4, 8, 16, 32, 64, 128, ATTN_USES_ALL, ATTN_USES_ALL + 1.0, 0x20000000}},
-    {ATTN_FIELD_MAX_SEQS, 6, {-1, 0, 1, 64, 4096, 2147483647}},
-    {ATTN_FIELD_MAX_TOKENS, 5, {-5, 0, 64, 8192, 2147483647}},
-    {ATTN_FIELD_MAX_Q_LEN, 4, {-1, 0, 64, 8192}},
-    {ATTN_FIELD_MAX_KV_LEN, 5, {-1, 0, 512, 131072, 2147483647}},
-    {ATTN_FIELD_MAX_KV_TOKENS, 5, {-1, 0, 4096, 1 << 20, 1e12}},
-    {ATTN_FIELD_GRAPH_LEVEL, 5, {0, 1, 2, 3, 4}},
-    {ATTN_FIELD_NEED_NOTES,
-     9,
-     {0, 1, 2, 3, 4, ATTN_NOTE_SM_BUDGET, ATTN_NOTE_ALL, ATTN_NOTE_ALL + 1.0, 1 << 20}},
-    {ATTN_FIELD_MIN_ALIGNMENT, 4, {0, 16, 64, 256}},
-    {ATTN_FIELD_KV_STRIDES, 2, {ATTN_KV_STRIDES_ANY, ATTN_KV_STRIDES_EQUAL}},
-};
-
 const attn_dtype caps_dtypes[CAPS_DTYPES] = {ATTN_F32,      ATTN_F16, ATTN_BF16, ATTN_FP8_E4M3,
                                              ATTN_FP8_E5M2, ATTN_F64, ATTN_I32,  ATTN_U8};
 static const char *const any_layout[] = {
@@ -455,14 +427,6 @@ static void set_any_dtype(struct caps_problem *p, int32_t field, uint64_t seed)
 void caps_set_value(struct caps_problem *p, const struct caps_values *of, uint64_t seed)
 {
     caps_set_number(p, of->field, of->values[draw_at(seed, 1, of->count)]);
-}
-
-/* A field of `anything`. */
-static void set_any_number(struct caps_problem *p, uint32_t field, uint64_t seed)
-{
-    for (size_t n = 0; n < NUM_FIELDS(anything); n++)
-        if (anything[n].field == field)
-            caps_set_value(p, &anything[n], seed);
 }
 
 void caps_set_related(struct caps_problem *p, uint64_t seed)
@@ -483,23 +447,24 @@ void caps_set_related(struct caps_problem *p, uint64_t seed)
             set_any_dtype(p, n, mix_absorb(seed, (uint64_t)n));
     for (int32_t n = 0; n < MOST && fields[n]; n++)
         if (draw_at(seed, 8 + (uint64_t)n, which <= 0 ? 2 : 4) > 0)
-            set_any_number(p, fields[n], mix_absorb(seed, MOST + (uint64_t)n));
+            caps_set_value(p, &find_field(number_fields, FIELDS_WITH_VALUES, fields[n])->of,
+                           mix_absorb(seed, MOST + (uint64_t)n));
 }
 
 void caps_set_anything(struct caps_problem *p, uint64_t seed)
 {
-    enum { NUMBERS = NUM_FIELDS(anything), DTYPES = 4, OTHERS = 4 };
+    enum { NUMBERS = FIELDS_WITH_VALUES, DTYPES = 4, OTHERS = 4 };
     int32_t which = draw_at(seed, 0, NUMBERS + DTYPES + OTHERS);
-    if (which < (int32_t)NUMBERS) {
-        caps_set_value(p, &anything[which], seed);
-        p->elsewhere |= anything[which].field <= ATTN_FIELD_DEVICE_CPU_ISA;
-    } else if (which < (int32_t)NUMBERS + DTYPES) {
-        set_any_dtype(p, which - (int32_t)NUMBERS, seed);
-    } else if (which < (int32_t)NUMBERS + DTYPES + 2) {
+    if (which < NUMBERS) {
+        caps_set_value(p, &number_fields[which].of, seed);
+        p->elsewhere |= number_fields[which].of.field <= ATTN_FIELD_DEVICE_CPU_ISA;
+    } else if (which < NUMBERS + DTYPES) {
+        set_any_dtype(p, which - NUMBERS, seed);
+    } else if (which < NUMBERS + DTYPES + 2) {
         p->problem.kv_layout = any_layout[draw_at(seed, 1, (int32_t)NUM_FIELDS(any_layout))];
         if (p->group.kind == ATTN_KIND_SPARSE)
             complete_kind(p);
-    } else if (which == (int32_t)NUMBERS + DTYPES + 2) {
+    } else if (which == NUMBERS + DTYPES + 2) {
         p->group.flags |= 1u << (2 + draw_at(seed, 1, 30));
     } else {
         p->features[0] = "attn.unheard_of/1";
