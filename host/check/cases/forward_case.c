@@ -8,9 +8,9 @@
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/round.h"
+#include "host/base/text.h"
 
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -248,151 +248,139 @@ static const char *const spread_names[] = {"", ", pages to beyond 131072",
 static const char *const scale_names[] = {"unscaled", "per_tensor", "per_head", "per_seq_head",
                                           "per_token_head"};
 
-/* A line that is written piece by piece and cut where it ends. */
-struct line {
-    char *text;
-    size_t size, length;
-};
-
-static void say(struct line *line, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void say(struct line *line, const char *format, ...)
-{
-    va_list args;
-    if (line->length >= line->size)
-        return;
-    va_start(args, format);
-    int count = vsnprintf(line->text + line->length, line->size - line->length, format, args);
-    va_end(args);
-    line->length += count > 0 ? (size_t)count : 0;
-}
-
-static void say_cache(struct line *line, const struct case_spec *spec)
+static void say_cache(strbuf *line, const struct case_spec *spec)
 {
     if (!spec->kv_layout)
         return;
-    say(line, ", %s %s %s page %d %s%s", spec->kv_layout, dtype_name(spec->kv_dtype),
-        scale_names[spec->scale_granularity % ATTN_SCALE_COUNT], spec->page_size,
-        slot_names[spec->slots % 4], spread_names[spec->spread % PAGE_SPREADS]);
-    say(line, ", k, v %s%s%s",
-        spec->from_cache                     ? "absent"
-        : spec->flags & ATTN_FORWARD_SAVE_KV ? "saved"
-                                             : "not saved",
-        spec->unwritten_slots ? ", slots of -1" : "", spec->partial ? ", prefix alone" : "");
+    strbuf_appendf(line, ", %s %s %s page %d %s%s", spec->kv_layout, dtype_name(spec->kv_dtype),
+                   scale_names[spec->scale_granularity % ATTN_SCALE_COUNT], spec->page_size,
+                   slot_names[spec->slots % 4], spread_names[spec->spread % PAGE_SPREADS]);
+    strbuf_appendf(line, ", k, v %s%s%s",
+                   spec->from_cache                     ? "absent"
+                   : spec->flags & ATTN_FORWARD_SAVE_KV ? "saved"
+                                                        : "not saved",
+                   spec->unwritten_slots ? ", slots of -1" : "",
+                   spec->partial ? ", prefix alone" : "");
 }
 
-static void say_rules(struct line *line, const struct case_spec *spec)
+static void say_rules(strbuf *line, const struct case_spec *spec)
 {
     if (spec->mask_kind != ATTN_MASK_LAYER)
-        say(line, ", mask %s%s", mask_names[spec->mask_kind % 4],
-            spec->explicit_positions ? " with positions" : "");
+        strbuf_appendf(line, ", mask %s%s", mask_names[spec->mask_kind % 4],
+                       spec->explicit_positions ? " with positions" : "");
     if (spec->positions_ahead > 0)
-        say(line, " %d ahead", spec->positions_ahead);
+        strbuf_appendf(line, " %d ahead", spec->positions_ahead);
     if (spec->multi_item)
-        say(line, ", multi_item");
+        strbuf_appendf(line, ", multi_item");
     if (spec->top_k > 0)
-        say(line, ", %d chosen %s", spec->top_k, case_has_blocks(spec) ? "blocks" : "keys");
+        strbuf_appendf(line, ", %d chosen %s", spec->top_k,
+                       case_has_blocks(spec) ? "blocks" : "keys");
     if (case_has_blocks(spec))
-        say(line, " of %d%s", spec->block_size,
-            spec->index_kind == ATTN_SPARSE_PER_HEAD ? " of each head" : "");
+        strbuf_appendf(line, " of %d%s", spec->block_size,
+                       spec->index_kind == ATTN_SPARSE_PER_HEAD ? " of each head" : "");
     if (case_has_indexer(spec))
-        say(line, " by %d index heads of %s, labels of %d %s%s%s", spec->indexer.heads,
-            dtype_name(spec->indexer.q_dtype), spec->indexer.label_dim,
-            dtype_name(spec->indexer.label_dtype), spec->indexer.has_ties ? ", ties" : "",
-            spec->indexer.by_steps ? ", step by step" : "");
+        strbuf_appendf(line, " by %d index heads of %s, labels of %d %s%s%s", spec->indexer.heads,
+                       dtype_name(spec->indexer.q_dtype), spec->indexer.label_dim,
+                       dtype_name(spec->indexer.label_dtype),
+                       spec->indexer.has_ties ? ", ties" : "",
+                       spec->indexer.by_steps ? ", step by step" : "");
     if (spec->longest_item > 0)
-        say(line, " of up to %d", spec->longest_item);
+        strbuf_appendf(line, " of up to %d", spec->longest_item);
     if (spec->window_left != -1 || spec->window_right != -1)
-        say(line, ", window %d, %d", spec->window_left, spec->window_right);
+        strbuf_appendf(line, ", window %d, %d", spec->window_left, spec->window_right);
     if (spec->attention_chunk)
-        say(line, ", chunk %d", spec->attention_chunk);
+        strbuf_appendf(line, ", chunk %d", spec->attention_chunk);
     if (spec->logit_cap > 0)
-        say(line, ", cap %g", (double)spec->logit_cap);
+        strbuf_appendf(line, ", cap %g", (double)spec->logit_cap);
     if (spec->sm_scale != 0)
-        say(line, ", sm_scale %g", (double)spec->sm_scale);
+        strbuf_appendf(line, ", sm_scale %g", (double)spec->sm_scale);
     if (spec->alibi)
-        say(line, ", alibi");
+        strbuf_appendf(line, ", alibi");
     if (spec->sinks)
-        say(line, ", %ssinks%s", spec->high_sinks ? "high and low " : "",
-            spec->flags & ATTN_FORWARD_OMIT_SINK ? " omitted" : "");
+        strbuf_appendf(line, ", %ssinks%s", spec->high_sinks ? "high and low " : "",
+                       spec->flags & ATTN_FORWARD_OMIT_SINK ? " omitted" : "");
     if (spec->growing_scores)
-        say(line, ", growing scores");
+        strbuf_appendf(line, ", growing scores");
     if (spec->key_size > 0 || spec->value_size > 0)
-        say(line, ", keys and values times %g, %g", (double)spec->key_size,
-            (double)spec->value_size);
+        strbuf_appendf(line, ", keys and values times %g, %g", (double)spec->key_size,
+                       (double)spec->value_size);
     if (spec->odd_slopes)
-        say(line, ", slopes of 0, below 0 and steep");
+        strbuf_appendf(line, ", slopes of 0, below 0 and steep");
     if (spec->lost_keys > 0)
-        say(line, ", scores of the first %d keys -inf", spec->lost_keys);
+        strbuf_appendf(line, ", scores of the first %d keys -inf", spec->lost_keys);
     if (spec->fewer_keys)
-        say(line, ", kv_lens shorter than prefix and queries");
+        strbuf_appendf(line, ", kv_lens shorter than prefix and queries");
     if (spec->guarded)
-        say(line, ", each array at the end of a page");
+        strbuf_appendf(line, ", each array at the end of a page");
     if (spec->special_values)
-        say(line, ", special values");
+        strbuf_appendf(line, ", special values");
     if (spec->seen_nan)
-        say(line, ", a %s that is NaN", spec->seen_nan == NAN_IN_KEY ? "key" : "value");
+        strbuf_appendf(line, ", a %s that is NaN", spec->seen_nan == NAN_IN_KEY ? "key" : "value");
     if (spec->hint != HINT_NONE)
-        say(line, ", hint %d of shared prefixes", (int)spec->hint);
+        strbuf_appendf(line, ", hint %d of shared prefixes", (int)spec->hint);
     if (spec->keys_in_page_0)
-        say(line, ", keys in page 0");
+        strbuf_appendf(line, ", keys in page 0");
     if (spec->host != HOST_DRAWN)
-        say(line, ", host arrays: %s",
-            spec->host == HOST_NEEDED ? "none that is not needed"
-            : spec->host == HOST_ALL  ? "all"
-                                      : "some");
+        strbuf_appendf(line, ", host arrays: %s",
+                       spec->host == HOST_NEEDED ? "none that is not needed"
+                       : spec->host == HOST_ALL  ? "all"
+                                                 : "some");
     if (spec->device_scales)
-        say(line, ", scales on the device");
+        strbuf_appendf(line, ", scales on the device");
     if (spec->read_only_layer)
-        say(line, ", read-only layer");
+        strbuf_appendf(line, ", read-only layer");
 }
 
 void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
 {
-    struct line line = {text, size, 0};
+    strbuf line;
     if (spec->kind == ATTN_KIND_LINEAR) {
         linear_spec_describe(&spec->linear, text, size);
         return;
     }
+    strbuf_init(&line);
     bool cross = spec->attn_type == ATTN_TYPE_CROSS;
-    say(&line, "%s %s, q %s out %s%s, heads %d/%d, dim %d/%d",
-        spec->attn_type < 3 ? type_names[spec->attn_type] : "?",
-        spec->mode < 6 ? mode_names[spec->mode] : "?", dtype_name(spec->q_dtype),
-        dtype_name(spec->out_dtype), spec->wants_lse ? " lse" : "", spec->num_q_heads,
-        spec->num_kv_heads, spec->head_dim, spec->v_head_dim);
+    strbuf_appendf(&line, "%s %s, q %s out %s%s, heads %d/%d, dim %d/%d",
+                   spec->attn_type < 3 ? type_names[spec->attn_type] : "?",
+                   spec->mode < 6 ? mode_names[spec->mode] : "?", dtype_name(spec->q_dtype),
+                   dtype_name(spec->out_dtype), spec->wants_lse ? " lse" : "", spec->num_q_heads,
+                   spec->num_kv_heads, spec->head_dim, spec->v_head_dim);
     if (spec->new_kv_dtype || spec->input_granularity)
-        say(&line, ", new k, v %s, inputs %s", dtype_name(new_kv_dtype(spec)),
-            scale_names[spec->input_granularity % ATTN_SCALE_COUNT]);
+        strbuf_appendf(&line, ", new k, v %s, inputs %s", dtype_name(new_kv_dtype(spec)),
+                       scale_names[spec->input_granularity % ATTN_SCALE_COUNT]);
     if (spec->latent.kv_lora_rank > 0)
-        say(&line, ", latent %d+%d %s", spec->latent.kv_lora_rank, spec->latent.rope_dim,
-            spec->latent.expanded ? "expanded" : "absorbed");
+        strbuf_appendf(&line, ", latent %d+%d %s", spec->latent.kv_lora_rank, spec->latent.rope_dim,
+                       spec->latent.expanded ? "expanded" : "absorbed");
     say_cache(&line, spec);
     say_rules(&line, spec);
-    say(&line, ", prefix+new");
+    strbuf_appendf(&line, ", prefix+new");
     for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++) {
         const struct case_sequence *sequence = case_sequence_at(spec, s);
-        say(&line, " %d+%d", sequence->prefix_len,
-            spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
+        strbuf_appendf(&line, " %d+%d", sequence->prefix_len,
+                       spec->mode == ATTN_MODE_DECODE ? 1 : sequence->num_new);
         if (sequence->shared > 0)
-            say(&line, "(%d shared%s)", sequence->shared,
-                spec->shares_with_next ? " with the next" : "");
+            strbuf_appendf(&line, "(%d shared%s)", sequence->shared,
+                           spec->shares_with_next ? " with the next" : "");
         if (cross)
-            say(&line, "(%d)", sequence->num_new_keys);
+            strbuf_appendf(&line, "(%d)", sequence->num_new_keys);
         if (spec->partial && case_is_expanded(spec))
-            say(&line, "(%d to %d)", sequence->chunk_end - sequence->num_new_keys,
-                sequence->chunk_end);
+            strbuf_appendf(&line, "(%d to %d)", sequence->chunk_end - sequence->num_new_keys,
+                           sequence->chunk_end);
     }
     if (spec->num_sequences > FORWARD_CASE_MAX_SEQS)
-        say(&line, " and so on, %d sequences", spec->num_sequences);
+        strbuf_appendf(&line, " and so on, %d sequences", spec->num_sequences);
     if (spec->decodes_first)
-        say(&line, ", decodes first");
+        strbuf_appendf(&line, ", decodes first");
     if (spec->decode_q_len > 1)
-        say(&line, ", %d queries of each that decodes", spec->decode_q_len);
+        strbuf_appendf(&line, ", %d queries of each that decodes", spec->decode_q_len);
     if (spec->padded > 0)
-        say(&line, ", padded to %d by %d", spec->padded, spec->fill);
+        strbuf_appendf(&line, ", padded to %d by %d", spec->padded, spec->fill);
     if (spec->spare > 0)
-        say(&line, ", %d rows after the last sequence", spec->spare);
+        strbuf_appendf(&line, ", %d rows after the last sequence", spec->spare);
     if (spec->max_kv_len > 0)
-        say(&line, ", up to %d keys", spec->max_kv_len);
+        strbuf_appendf(&line, ", up to %d keys", spec->max_kv_len);
+    snprintf(text, size, "%s", strbuf_text(&line));
+    strbuf_finish(&line);
 }
 
 /* ---- Problems -------------------------------------------------------------------------------- */
@@ -549,30 +537,35 @@ static bool has_tokens(const struct forward_case *c)
     return true;
 }
 
-static attn_status fill(struct forward_case *c, attn_error *error)
+attn_status case_fill(struct forward_case *c, uint64_t of_constants, attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    case_lengths_init(&c->lengths, &c->spec, c->seed);
-    case_lay_out(c);
-    if (c->tokens && (c->spec.num_sequences > FORWARD_CASE_MAX_SEQS || !has_tokens(c)))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "the base of a variant has not all of its tokens");
-    if (c->spec.kv_layout)
-        status = case_assign_pages(c, error);
-    if (status == ATTN_OK)
-        status = case_allocate(c, error);
-    if (status == ATTN_OK)
-        status = case_pool_create(c, error);
-    if (status == ATTN_OK && c->spec.kind == ATTN_KIND_LINEAR)
-        return linear_fill(c, error);
+    const uint64_t seed = c->seed;
+    attn_status status = c->spec.kv_layout ? case_assign_pages(c, error) : ATTN_OK;
     if (status == ATTN_OK)
         case_fill_batch(c, &c->lengths, c->image);
     if (status == ATTN_OK && !c->tokens)
         status = case_make_tokens(c, error);
     if (status != ATTN_OK)
         return status;
+    c->seed = of_constants;
     case_fill_constants(c);
+    c->seed = seed;
     return case_place_tokens(c, error);
+}
+
+static attn_status fill(struct forward_case *c, attn_error *error)
+{
+    case_lengths_init(&c->lengths, &c->spec, c->seed);
+    case_lay_out(c);
+    if (c->tokens && (c->spec.num_sequences > FORWARD_CASE_MAX_SEQS || !has_tokens(c)))
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "the base of a variant has not all of its tokens");
+    attn_status status = case_allocate(c, error);
+    if (status == ATTN_OK)
+        status = case_pool_create(c, error);
+    if (status != ATTN_OK)
+        return status;
+    return c->spec.kind == ATTN_KIND_LINEAR ? linear_fill(c, error) : case_fill(c, c->seed, error);
 }
 
 /* Where a case is drawn from: `of_batch` all that its batch has, whatever its layer. */

@@ -27,8 +27,7 @@
 #include <stdbool.h>
 
 #include "attn_plugin.h"
-#include "host/check/cases/far_pool.h"
-#include "host/check/cases/host_arrays.h"
+#include "host/check/cases/far_memory.h"
 #include "host/check/cases/linear_spec.h"
 #include "host/device/device.h"
 #include "host/reference/reference.h"

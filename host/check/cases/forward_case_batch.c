@@ -346,42 +346,26 @@ static void fill_new_slots(const struct filling *f)
         loc[row] = padding_slot(f, stream, row);
 }
 
-/* The second level: runs of more than two are two, and all share what they do. */
-static void fill_inner_hint(const struct filling *f)
+/* All runs of a level; those that a hint leaves out at either end are left out by where it begins and ends. In the second
+ * level runs of more than two are two, and all share what they do. */
+static void fill_hint(const struct filling *f, bool inner)
 {
-    int32_t *seqs = part_of(f, PART_HINT_INNER_SEQS), *lens = part_of(f, PART_HINT_INNER_LENS);
-    int32_t runs = 0;
+    int32_t *seqs = part_of(f, inner ? PART_HINT_INNER_SEQS : PART_HINT_SEQS);
+    int32_t *lens = part_of(f, inner ? PART_HINT_INNER_LENS : PART_HINT_LENS), runs = 0;
+    const enum case_hint hint = f->c->spec.hint;
+    const bool is_short = !inner && (hint == HINT_SHORT || hint == HINT_LEVELS);
     fill_ints(seqs, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
     fill_ints(lens, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
+    if (!inner)
+        seqs[0] = 0; /* where there are no sequences, too */
     for (int32_t s = 0, end, length; s < f->l->num_seqs; s = end) {
         case_hint_run(f->c, s, &end, &length);
-        seqs[runs] = s;
-        lens[runs++] = length;
-        if (end - s > 2) {
-            seqs[runs] = s + 2;
-            lens[runs++] = length;
+        for (int32_t from = s; from < end; from = inner && from == s && end > s + 2 ? s + 2 : end) {
+            seqs[runs] = from;
+            lens[runs++] = is_short && length > 0 ? length - f->c->spec.page_size : length;
         }
         seqs[runs] = end;
     }
-}
-
-/* All runs; those that a hint leaves out at either end are left out by where it begins and ends. */
-static void fill_hint(const struct filling *f)
-{
-    int32_t *seqs = part_of(f, PART_HINT_SEQS), *lens = part_of(f, PART_HINT_LENS);
-    int32_t s = 0, runs = 0;
-    fill_ints(seqs, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
-    fill_ints(lens, 0, f->l->num_seqs + 2, CASE_UNUSED_INDEX);
-    while (s < f->l->num_seqs) {
-        int32_t length, end;
-        case_hint_run(f->c, s, &end, &length);
-        if ((f->c->spec.hint == HINT_SHORT || f->c->spec.hint == HINT_LEVELS) && length > 0)
-            length -= f->c->spec.page_size;
-        seqs[runs] = s;
-        lens[runs++] = length;
-        s = end;
-    }
-    seqs[runs] = s;
 }
 
 /* ---- Masks ----------------------------------------------------------------------------------- */
@@ -669,9 +653,9 @@ void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths,
     if (c->spec.explicit_positions)
         fill_positions(&f);
     if (c->spec.hint != HINT_NONE)
-        fill_hint(&f);
+        fill_hint(&f, false);
     if (c->spec.hint == HINT_LEVELS)
-        fill_inner_hint(&f);
+        fill_hint(&f, true);
     if (c->spec.multi_item)
         fill_items(&f);
 }
@@ -723,12 +707,8 @@ reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t)
 
 void case_write_padding(struct forward_case *c, const struct case_lengths *lengths, char *arena)
 {
-    static const enum case_part_id inputs[] = {
-        PART_Q,      PART_K,    PART_V,       PART_Q_PE,
-        PART_C_KV,   PART_K_PE, PART_INDEX_Q, PART_INDEX_WEIGHTS,
-        PART_INDEX_K};
     case_fill_batch(c, lengths, arena);
-    for (int i = 0; i < 9; i++)
-        if (c->parts[inputs[i]].bytes)
-            memset(arena + c->parts[inputs[i]].offset, 0, c->parts[inputs[i]].bytes);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (case_part_is(part, CASE_ROWS | CASE_NEW))
+            memset(arena + c->parts[part].offset, 0, c->parts[part].bytes);
 }

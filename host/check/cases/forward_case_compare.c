@@ -13,13 +13,11 @@
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-const char *case_part_name(enum case_part_id part)
-{
-#define PART_NAME(name, text) [PART_##name] = text,
-    static const char *const names[CASE_PARTS] = {CASE_PART_MAP(PART_NAME)};
-#undef PART_NAME
-    return names[part];
-}
+const struct case_part_kind case_part_kinds[CASE_PARTS] = {
+#define PART_KIND(name, text, sorts, number) [PART_##name] = {text, sorts, number},
+    CASE_PART_MAP(PART_KIND)
+#undef PART_KIND
+};
 
 enum case_part_id case_part_at(const struct forward_case *c, uint64_t at)
 {
@@ -49,15 +47,37 @@ size_t case_vector_bytes(const struct forward_case *c, enum case_part_id part)
 
 /* ---- What a run may write to ----------------------------------------------------------------- */
 
-static void allow_rows(const struct forward_case *c, enum case_part_id part, char *expected,
-                       char *actual)
+int64_t case_num_vectors(const struct forward_case *c, enum case_part_id part, int64_t row)
+{
+    const struct case_shape *shape = &c->shapes[part];
+    const struct case_lengths *l = &c->lengths;
+    const uint32_t role = case_part_kinds[part].number;
+    const bool of_indexer = role == ATTN_ROLE_INDEX_LOGITS || role == ATTN_ROLE_SPARSE_INDICES ||
+                            role == ATTN_ROLE_SPARSE_COUNT;
+    if (!c->parts[part].bytes || !case_part_is(part, CASE_OUTPUT) ||
+        (of_indexer && !case_has_indexer(&c->spec)))
+        return 0;
+    if (role == ATTN_ROLE_INDEX_LOGITS && row < l->first_row[l->num_real_seqs])
+        return l->kv_len[case_sequence_of(c, row)];
+    return shape->ndim == 1 ? 1 : shape->shape[1];
+}
+
+int32_t case_sequence_of(const struct forward_case *c, int64_t row)
+{
+    int32_t s = 0;
+    while (s + 1 < c->lengths.num_real_seqs && row >= c->lengths.first_row[s + 1])
+        s++;
+    return s;
+}
+
+void case_allow_rows(const struct forward_case *c, int64_t first, char *expected, char *actual)
 {
     const struct case_lengths *l = &c->lengths;
-    for (int64_t row = l->first_row[0];
-         c->parts[part].bytes && row < l->first_row[l->num_seqs] + l->spare; row++)
-        for (int64_t head = 0; head < c->shapes[part].shape[1]; head++)
-            memcpy(case_vector(c, expected, part, row, head, 0),
-                   case_vector(c, actual, part, row, head, 0), case_vector_bytes(c, part));
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        for (int64_t row = first; row < l->first_row[l->num_seqs] + l->spare; row++)
+            for (int64_t head = 0; head < case_num_vectors(c, part, row); head++)
+                memcpy(case_vector(c, expected, part, row, head, 0),
+                       case_vector(c, actual, part, row, head, 0), case_vector_bytes(c, part));
 }
 
 void case_allow_slot(const struct forward_case *c, enum case_part_id cache, int64_t slot,
@@ -74,16 +94,14 @@ void case_allow_slot(const struct forward_case *c, enum case_part_id cache, int6
 /* Outputs, and the slots of new tokens or of states. */
 static void allow_all(const struct forward_case *c, char *expected, char *actual)
 {
-    static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
-    allow_rows(c, PART_OUT, expected, actual);
-    allow_rows(c, PART_LSE, expected, actual);
+    const struct case_lengths *l = &c->lengths;
+    case_allow_rows(c, l->first_row[0], expected, actual);
     if (c->spec.kind == ATTN_KIND_LINEAR)
         linear_allow_slots(c, expected, actual);
-    for (int n = 0; n < 3; n++)
-        for (int32_t s = 0; c->parts[caches[n]].bytes && s < c->lengths.num_real_seqs; s++)
-            for (int32_t j = c->lengths.kv_len[s] - c->lengths.num_new[s]; j < c->lengths.kv_len[s];
-                 j++)
-                case_allow_slot(c, caches[n], case_slot(c, s, j), expected, actual);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        for (int32_t s = 0; case_is_cache(c, part) && s < l->num_real_seqs; s++)
+            for (int32_t j = l->kv_len[s] - l->num_new[s]; j < l->kv_len[s]; j++)
+                case_allow_slot(c, part, case_slot(c, s, j), expected, actual);
 }
 
 /* The name of the part that has the first difference, or whose red zone has it. */

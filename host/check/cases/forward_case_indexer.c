@@ -16,8 +16,6 @@
 /* Elements divided by 2^BELOW_LEAST are below 1e-4. */
 enum { SIZES = 7, BELOW_LEAST = 15, ZERO = 6, FEW_LABELS = 40, LONGEST_LABEL = 256 };
 
-#define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
-
 static bool has_codes(const struct case_spec *spec)
 {
     return spec->indexer.label_dtype == ATTN_FP8_E4M3;
@@ -147,40 +145,12 @@ static void put_labels(struct forward_case *c, int32_t s)
     }
 }
 
-/* Padding's new labels are zero. */
-static void zero_new(struct forward_case *c)
+void case_indexer_place(struct forward_case *c)
 {
-    const struct case_lengths *l = &c->lengths;
-    const struct case_shape *shape = &c->shapes[PART_INDEX_K];
-    if (!c->parts[PART_INDEX_K].bytes)
-        return;
-    for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs] + l->spare;
-         row++)
-        memset(case_vector(c, c->image, PART_INDEX_K, row, 0, 0), 0,
-               (size_t)shape->shape[1] * attn_dtype_size(shape->dtype));
-}
-
-/* What is not written is seen: neither entries nor counts are -1 before. */
-static void poison(struct forward_case *c)
-{
-    static const enum case_part_id parts[] = {PART_INDEX_Q, PART_INDEX_WEIGHTS, PART_INDEX_K,
-                                              PART_INDEX_LOGITS, PART_LABEL_CACHE};
-    static const enum case_part_id choice[] = {PART_SPARSE_INDICES, PART_SPARSE_COUNT};
-    for (int i = 0; i < 5; i++)
-        if (c->parts[parts[i]].bytes)
-            memset(c->image + c->parts[parts[i]].offset, CASE_POISON, c->parts[parts[i]].bytes);
-    for (int i = 0; i < 2; i++)
-        memset(c->image + c->parts[choice[i]].offset, CASE_RED, c->parts[choice[i]].bytes);
     const double zero[LONGEST_LABEL] = {0};
     for (int64_t slot = 0; slot < c->spec.page_size; slot++)
         put_cached(c, slot, zero);
-}
-
-void case_indexer_place(struct forward_case *c)
-{
-    poison(c);
     put_queries(c);
-    zero_new(c);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
         put_labels(c, s);
 }

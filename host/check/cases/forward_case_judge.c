@@ -29,9 +29,8 @@ struct run {
     /* What the oracle says of each layer, once it was asked. */
     reference_result results[2];
     bool has_result[2];
-    reference_states states;        /* of a linear layer; with the first result */
-    const struct linear_part *part; /* that is judged alone; NULL = the whole batch */
-    char *before;                   /* the arena before the part; NULL = `image` */
+    reference_states states; /* of a linear layer; with the first result */
+    char *before;            /* the arena before the part that is judged alone; NULL = `image` */
 };
 
 static bool bad(struct run *run, attn_status status, const char *format, ...)
@@ -94,18 +93,20 @@ attn_status session_plan(const struct case_session *session, struct forward_case
     return status;
 }
 
-/* Bring a copy of the arena to the device and plan its batch. */
+attn_status session_bring(const struct case_session *session, struct forward_case *c,
+                          const char *arena, attn_error *error)
+{
+    case_bring_plan(c, arena);
+    attn_status status = device_copy(c->device, c->memory, arena, c->bytes, session->stream, error);
+    return status == ATTN_OK ? case_pool_send(c, arena, session->stream, error) : status;
+}
+
+/* Bring it, and plan its batch. */
 static bool plan(struct run *run, const char *arena, const struct case_lengths *lengths)
 {
-    struct case_session *session = run->session;
-    struct forward_case *c = run->c;
-    case_bring_plan(c, arena);
-    attn_status status =
-        device_copy(c->device, c->memory, arena, c->bytes, session->stream, &run->error.base);
-    if (status == ATTN_OK)
-        status = case_pool_send(c, arena, session->stream, &run->error.base);
-    return good(run, status, "copy to the device") &&
-           good(run, session_plan(session, c, lengths, 0, &run->error.base),
+    attn_error *error = &run->error.base;
+    return good(run, session_bring(run->session, run->c, arena, error), "copy to the device") &&
+           good(run, session_plan(run->session, run->c, lengths, 0, error),
                 "init_forward_metadata");
 }
 
@@ -114,13 +115,13 @@ attn_status session_call(const struct case_session *session, const struct forwar
                          attn_error *error)
 {
     const attn_backend_ops *ops = session->backend.type->ops;
-    bool decode = c->spec.mode == ATTN_MODE_DECODE;
-    attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
-                           attn_error *) = decode ? ops->forward_decode : ops->forward_extend;
     struct case_view view;
     struct case_place place;
     session_place(session, c, call->second, &place);
     case_view_init(&view, c, lengths, &place);
+    attn_status (*forward)(attn_metadata *, int32_t, const attn_forward_args *, attn_stream,
+                           attn_error *) =
+        view.batch.mode == ATTN_MODE_DECODE ? ops->forward_decode : ops->forward_extend;
     view.args.flags |= call->flags;
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT && call->roles; role++)
         view.operands[role] = call->roles >> role & 1 ? view.operands[role] : NULL;
@@ -135,25 +136,29 @@ attn_status session_call(const struct case_session *session, const struct forwar
     return status;
 }
 
-static bool forward_layer(struct run *run, const struct case_lengths *lengths,
-                          const struct case_call *call)
+attn_status session_call_all(const struct case_session *session, const struct forward_case *c,
+                             const struct case_lengths *lengths, uint32_t flags, attn_error *error)
 {
-    bool decode = run->c->spec.mode == ATTN_MODE_DECODE;
-    return good(run, session_call(run->session, run->c, lengths, call, &run->error.base),
-                decode ? "forward_decode" : "forward_extend");
+    attn_status status = ATTN_OK;
+    for (int second = 0; second <= c->spec.read_only_layer; second++)
+        for (int32_t step = 0; step < case_num_steps(&c->spec) && status == ATTN_OK; step++)
+            status = session_call(session, c, lengths,
+                                  &(struct case_call){.second = second,
+                                                      .flags = flags,
+                                                      .roles = case_roles_of(&c->spec, step)},
+                                  error);
+    return status;
+}
+
+static const char *name_of_forward(const struct run *run)
+{
+    return run->c->spec.mode == ATTN_MODE_DECODE ? "forward_decode" : "forward_extend";
 }
 
 static bool forward_all(struct run *run, const struct case_lengths *lengths, uint32_t flags)
 {
-    const struct case_spec *spec = &run->c->spec;
-    for (int second = 0; second <= spec->read_only_layer; second++)
-        for (int32_t step = 0; step < case_num_steps(spec); step++)
-            if (!forward_layer(run, lengths,
-                               &(struct case_call){.second = second,
-                                                   .flags = flags,
-                                                   .roles = case_roles_of(spec, step)}))
-                return false;
-    return true;
+    return good(run, session_call_all(run->session, run->c, lengths, flags, &run->error.base),
+                name_of_forward(run));
 }
 
 /* Batches of several queries for each sequence, where they are all that can be captured. */
@@ -342,23 +347,19 @@ static bool needles_stand_out(struct run *run, const reference_probe *probes)
     return true;
 }
 
-/* A part reads what the parts before it left; one that decodes is a row where the batch has it. */
+/* A part reads what the parts before it left. */
 static bool ask_linear_oracle(struct run *run)
 {
     struct forward_case *c = run->c;
     struct case_view truth;
     oracle_view(&truth, run, run->before ? run->before : c->image, false);
-    if (run->part) {
-        linear_view_part(&truth, c, run->part);
-        truth.batch.mode = ATTN_MODE_EXTEND;
-    }
     attn_status status =
         reference_linear_forward(&c->posed.problem, &truth.batch, c->posed.layers[0].layer_id,
                                  &truth.args, &run->results[0], &run->states, &run->error.base);
     run->has_result[0] = status == ATTN_OK;
     if (!good(run, status, "the oracle"))
         return false;
-    if (!run->part)
+    if (!c->part)
         ask_for_spare_rows(c, &run->results[0]);
     return true;
 }
@@ -464,61 +465,14 @@ static bool expect_cache(struct run *run)
 static void allow_nan(struct run *run, enum case_part_id cache, int64_t slot)
 {
     struct forward_case *c = run->c;
-    attn_dtype dtype = c->spec.kv_dtype;
-    int64_t size = attn_dtype_size(dtype), count = c->shapes[cache].shape[3];
+    const int32_t count = (int32_t)c->shapes[cache].shape[3];
     if (cache == PART_LATENT_CACHE)
         case_latent_allow_nan(&c->spec, case_slot_vector(c, run->expected, cache, slot, 0),
                               case_slot_vector(c, c->actual, cache, slot, 0));
-    for (int32_t h = 0; h < c->spec.num_kv_heads && cache != PART_LATENT_CACHE; h++) {
-        char *expected = case_slot_vector(c, run->expected, cache, slot, h);
-        const char *actual = case_slot_vector(c, c->actual, cache, slot, h);
-        for (int64_t d = 0; d < count; d++)
-            if (isnan(dtype_load(dtype, expected, d)) && isnan(dtype_load(dtype, actual, d)))
-                memcpy(expected + d * size, actual + d * size, (size_t)size);
-    }
-}
-
-/* The sequence of a row, and the row's place in it. */
-static int32_t sequence_of(const struct forward_case *c, int64_t row, int64_t *query)
-{
-    int32_t s = 0;
-    while (s + 1 < c->lengths.num_real_seqs && row >= c->lengths.first_row[s + 1])
-        s++;
-    *query = row - c->lengths.first_row[s];
-    return s;
-}
-
-/* The last three are those of an indexer, inputs else. */
-static const enum case_part_id outputs[] = {PART_OUT,          PART_LSE,
-                                            PART_OUT_SECOND,   PART_LSE_SECOND,
-                                            PART_INDEX_LOGITS, PART_SPARSE_INDICES,
-                                            PART_SPARSE_COUNT};
-static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE};
-enum { OUTPUTS = 7, CACHES = 3 };
-
-/* Vectors of a row: heads, entries, or as many logits as its sequence has keys. 0: it is no output. */
-static int64_t vectors_of(const struct forward_case *c, enum case_part_id part, int64_t row)
-{
-    const struct case_shape *shape = &c->shapes[part];
-    const bool of_indexer =
-        part == PART_INDEX_LOGITS || part == PART_SPARSE_INDICES || part == PART_SPARSE_COUNT;
-    int64_t query;
-    if (!c->parts[part].bytes || (of_indexer && !case_has_indexer(&c->spec)))
-        return 0;
-    if (part == PART_INDEX_LOGITS && row < c->lengths.first_row[c->lengths.num_real_seqs])
-        return c->lengths.kv_len[sequence_of(c, row, &query)];
-    return shape->ndim == 1 ? 1 : shape->shape[1];
-}
-
-/* What the run was free to write, in an output's rows from `first` on: take it for expected. */
-static void allow_rows(struct run *run, enum case_part_id part, int64_t first)
-{
-    struct forward_case *c = run->c;
-    const struct case_lengths *l = &c->lengths;
-    for (int64_t row = first; row < l->first_row[l->num_seqs] + l->spare; row++)
-        for (int64_t head = 0; head < vectors_of(c, part, row); head++)
-            memcpy(case_vector(c, run->expected, part, row, head, 0),
-                   case_vector(c, c->actual, part, row, head, 0), case_vector_bytes(c, part));
+    for (int32_t h = 0; h < c->spec.num_kv_heads && cache != PART_LATENT_CACHE; h++)
+        case_allow_nan(c->spec.kv_dtype, 0, count,
+                       case_slot_vector(c, run->expected, cache, slot, h),
+                       case_slot_vector(c, c->actual, cache, slot, h));
 }
 
 /* Rows of padding may go to slot 0, unless it holds a key. */
@@ -536,19 +490,17 @@ static void allow_slot_0(struct run *run, enum case_part_id cache)
 static void allow_all(struct run *run)
 {
     struct forward_case *c = run->c;
-    for (int i = 0; i < OUTPUTS; i++)
-        allow_rows(run, outputs[i], c->lengths.first_row[0]);
+    case_allow_rows(c, c->lengths.first_row[0], run->expected, c->actual);
     if (c->spec.kind == ATTN_KIND_LINEAR)
         linear_allow_slots(c, run->expected, c->actual);
-    for (int i = 0; i < CACHES; i++) {
-        enum case_part_id cache = caches[i];
-        if (!c->parts[cache].bytes)
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++) {
+        if (!case_is_cache(c, part))
             continue;
-        allow_slot_0(run, cache);
+        allow_slot_0(run, part);
         for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
             for (int32_t j = c->lengths.kv_len[s] - c->lengths.num_new[s];
                  c->spec.flags & ATTN_FORWARD_SAVE_KV && j < c->lengths.kv_len[s]; j++)
-                allow_nan(run, cache, case_slot(c, s, j));
+                allow_nan(run, part, case_slot(c, s, j));
     }
 }
 
@@ -556,10 +508,7 @@ static void allow_all(struct run *run)
 static bool tell_cache(struct run *run, enum case_part_id part, const char *what)
 {
     struct case_view expected, got;
-    uint32_t role = part == PART_K_CACHE        ? ATTN_ROLE_K_CACHE
-                    : part == PART_V_CACHE      ? ATTN_ROLE_V_CACHE
-                    : part == PART_LATENT_CACHE ? ATTN_ROLE_LATENT_CACHE
-                                                : ATTN_ROLE_LABEL_CACHE;
+    const uint32_t role = case_part_kinds[part].number;
     int64_t place[4] = {0};
     oracle_view(&expected, run, run->expected, false);
     oracle_view(&got, run, run->c->actual, false);
@@ -588,9 +537,7 @@ static bool judge_bytes(struct run *run, const char *of_cache)
     while (run->expected[at] == c->actual[at])
         at++;
     enum case_part_id part = case_part_at(c, at);
-    bool is_cache = part == PART_K_CACHE || part == PART_V_CACHE || part == PART_LATENT_CACHE ||
-                    part == PART_LABEL_CACHE;
-    if (is_cache && tell_cache(run, part, of_cache))
+    if (case_part_is(part, CASE_CACHE) && tell_cache(run, part, of_cache))
         return false;
     return bad(run, ATTN_OK,
                "%s: byte %lld of %llu is 0x%02x: it was 0x%02x, and must not be written",
@@ -651,10 +598,10 @@ static void run_finish(struct run *run)
 static void run_once(struct run *run, void (*judge)(struct run *run))
 {
     struct case_session *session = run->session;
-    if (!good(run, session_enter(session, &run->error.base), "entering the device"))
+    if (!good(run, device_enter(session->device, &run->error.base), "entering the device"))
         return;
     bool ran = execute(run);
-    session_leave(session);
+    device_leave(session->device);
     session->num_runs++;
     if (ran)
         judge(run);
@@ -685,11 +632,12 @@ void session_judge_part(struct case_session *session, struct forward_case *c,
 {
     struct run run;
     if (run_init(&run, session, c, verdict) && fetch(&run)) {
-        run.part = part;
+        c->part = part;
         run.before = before;
         attn_status status = session_check_memory(session, &run.error.base);
         if (good(&run, status, "the memory around the metadata"))
             judge_outputs(&run, false);
+        c->part = NULL;
     }
     run_finish(&run);
 }
@@ -701,11 +649,12 @@ attn_status case_session_try(struct case_session *session, struct forward_case *
     struct run run = {.session = session, .c = c, .verdict = &verdict};
     const struct case_call call = {.change = change, .ctx = ctx};
     host_error_init(&run.error);
-    if (!good(&run, session_enter(session, &run.error.base), "entering the device"))
+    if (!good(&run, device_enter(session->device, &run.error.base), "entering the device"))
         return host_fail(error, verdict.status, "%s", verdict.text);
     if (plan(&run, c->image, &c->lengths))
-        forward_layer(&run, &c->lengths, &call);
-    session_leave(session);
+        good(&run, session_call(session, c, &c->lengths, &call, &run.error.base),
+             name_of_forward(&run));
+    device_leave(session->device);
     attn_status status = device_synchronize(session->device, session->stream, &run.error.base);
     good(&run, status, "the forward's work");
     if (!verdict.good)
@@ -747,14 +696,13 @@ static bool tell_element(struct run *run, enum case_part_id part, int64_t row, i
     uint32_t bits[2] = {0};
     memcpy(&bits[0], now + d * size, size);
     memcpy(&bits[1], first + d * size, size);
-    int64_t query;
-    int32_t s = sequence_of(c, row, &query);
+    const int32_t s = case_sequence_of(c, row);
     return bad(run, ATTN_OK,
                "%s, row %lld (query %lld of sequence %d), head %lld, element %zu: got %.9g (0x%x), "
                "the first run %.9g (0x%x), and DETERMINISTIC is declared",
-               case_part_name(part), (long long)row, (long long)query, s, (long long)head, d,
-               dtype_load(dtype, now, (int64_t)d), bits[0], dtype_load(dtype, first, (int64_t)d),
-               bits[1]);
+               case_part_name(part), (long long)row, (long long)(row - c->lengths.first_row[s]), s,
+               (long long)head, d, dtype_load(dtype, now, (int64_t)d), bits[0],
+               dtype_load(dtype, first, (int64_t)d), bits[1]);
 }
 
 static bool same_rows(struct run *run, enum case_part_id part)
@@ -762,7 +710,7 @@ static bool same_rows(struct run *run, enum case_part_id part)
     struct forward_case *c = run->c;
     const struct case_lengths *l = &c->lengths;
     for (int64_t row = l->first_row[0]; row < l->first_row[l->num_real_seqs]; row++)
-        for (int64_t head = 0; head < vectors_of(c, part, row); head++)
+        for (int64_t head = 0; head < case_num_vectors(c, part, row); head++)
             if (memcmp(case_vector(c, run->expected, part, row, head, 0),
                        case_vector(c, c->actual, part, row, head, 0),
                        case_vector_bytes(c, part)) != 0)
@@ -777,14 +725,13 @@ static void judge_same(struct run *run)
     if (!fetch(run))
         return;
     memcpy(run->expected, run->left, c->bytes);
-    for (int i = 0; i < OUTPUTS; i++)
-        if (!same_rows(run, outputs[i]))
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (!same_rows(run, part))
             return;
-    for (int i = 0; i < OUTPUTS; i++)
-        allow_rows(run, outputs[i], c->lengths.first_row[c->lengths.num_real_seqs]);
-    for (int i = 0; i < CACHES; i++)
-        if (c->parts[caches[i]].bytes)
-            allow_slot_0(run, caches[i]);
+    case_allow_rows(c, c->lengths.first_row[c->lengths.num_real_seqs], run->expected, c->actual);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (case_is_cache(c, part))
+            allow_slot_0(run, part);
     if (!padding_is_finite(run, PART_OUT) || !padding_is_finite(run, PART_OUT_SECOND) ||
         !judge_bytes(run, "what the first run left, and DETERMINISTIC is declared"))
         return;

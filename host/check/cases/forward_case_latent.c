@@ -110,18 +110,6 @@ void case_latent_make(struct forward_case *c)
 
 /* ---- Placing --------------------------------------------------------------------------------- */
 
-void case_latent_poison(struct forward_case *c)
-{
-    static const enum case_part_id parts[] = {PART_Q_PE, PART_C_KV, PART_K_PE, PART_LATENT_CACHE};
-    const struct case_shape *shape = &c->shapes[PART_LATENT_CACHE];
-    size_t size = (size_t)shape->shape[2] * attn_dtype_size(shape->dtype);
-    for (int i = 0; i < 4; i++)
-        if (c->parts[parts[i]].bytes)
-            memset(c->image + c->parts[parts[i]].offset, CASE_POISON, c->parts[parts[i]].bytes);
-    for (int64_t offset = 0; offset < c->spec.page_size; offset++)
-        memset(case_vector(c, c->image, PART_LATENT_CACHE, 0, offset, 0), 0, size);
-}
-
 /* Scales of another writer, that of vLLM and SGLang: the largest magnitude of a block / 448. */
 static void rescale(int32_t lora, const float *latent, char *row)
 {
@@ -183,9 +171,7 @@ void case_latent_fill_scale(struct forward_case *c)
 
 /* ---- Judging --------------------------------------------------------------------------------- */
 
-/* `count` elements from byte `at` on. */
-static void allow_nan(attn_dtype dtype, int32_t at, int32_t count, char *expected,
-                      const char *actual)
+void case_allow_nan(attn_dtype dtype, int32_t at, int32_t count, char *expected, const char *actual)
 {
     uint32_t size = attn_dtype_size(dtype);
     expected += at;
@@ -199,9 +185,9 @@ void case_latent_allow_nan(const struct case_spec *spec, char *expected, const c
 {
     int32_t lora = spec->latent.kv_lora_rank, rope = spec->latent.rope_dim;
     if (!case_is_packed(spec)) {
-        allow_nan(spec->kv_dtype, 0, lora + rope, expected, actual);
+        case_allow_nan(spec->kv_dtype, 0, lora + rope, expected, actual);
         return;
     }
-    allow_nan(ATTN_FP8_E4M3, 0, lora, expected, actual);
-    allow_nan(ATTN_BF16, case_latent_width(spec) - 2 * rope, rope, expected, actual);
+    case_allow_nan(ATTN_FP8_E4M3, 0, lora, expected, actual);
+    case_allow_nan(ATTN_BF16, case_latent_width(spec) - 2 * rope, rope, expected, actual);
 }

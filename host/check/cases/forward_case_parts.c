@@ -81,25 +81,31 @@ static bool lies_apart(const struct forward_case *c, enum case_part_id part)
     return part == PART_V_CACHE && c->spec.kv_strides == ATTN_KV_STRIDES_ANY ? !apart : apart;
 }
 
+void case_add_shape(struct forward_case *c, enum case_part_id part, const int64_t *extents,
+                    int64_t inner_gap, int64_t outer_gap)
+{
+    struct case_shape *shape = &c->shapes[part];
+    int64_t stride = 1;
+    for (uint32_t d = shape->ndim; d-- > 0;) {
+        shape->shape[d] = extents[d];
+        shape->strides[d] = stride;
+        stride *= extents[d] > 0 || d == 0 ? extents[d] : 1;
+        if (shape->ndim > 1 && d == shape->ndim - 1)
+            stride += inner_gap;
+        if (d == 1)
+            stride += outer_gap;
+    }
+    case_add_part(c, part, shape->byte_offset + (uint64_t)stride * attn_dtype_size(shape->dtype));
+}
+
 void case_add_tensor(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
                      uint32_t ndim, const int64_t *extents)
 {
-    struct case_shape *shape = &c->shapes[part];
-    int64_t stride = 1, gap = gap_of(c, dtype, extents[ndim - 1]);
-    shape->ndim = ndim;
-    shape->dtype = dtype;
-    shape->byte_offset = case_byte_offset(c, dtype);
     bool apart = ndim > 1 && lies_apart(c, part);
-    for (uint32_t d = ndim; d-- > 0;) {
-        shape->shape[d] = extents[d];
-        shape->strides[d] = stride;
-        stride *= extents[d] > 0 ? extents[d] : 1;
-        if (apart && d == ndim - 1)
-            stride += gap;
-        if (apart && d == 1)
-            stride += 4 * gap;
-    }
-    case_add_part(c, part, shape->byte_offset + (uint64_t)stride * attn_dtype_size(dtype));
+    int64_t gap = apart ? gap_of(c, dtype, extents[ndim - 1]) : 0;
+    c->shapes[part] = (struct case_shape){
+        .ndim = ndim, .dtype = dtype, .byte_offset = case_byte_offset(c, dtype)};
+    case_add_shape(c, part, extents, gap, 4 * gap);
 }
 
 static void lay_out_arrays(struct forward_case *c)
@@ -153,11 +159,11 @@ static void lay_out_arrays(struct forward_case *c)
 
 static uint32_t granularity_of(const struct forward_case *c, enum case_part_id part)
 {
-    if (part == PART_OUT_SCALE)
-        return ATTN_SCALE_PER_TENSOR;
-    bool input = part == PART_Q_SCALE || part == PART_Q_PE_SCALE || part == PART_NEW_K_SCALE ||
-                 part == PART_NEW_V_SCALE;
-    return input ? c->spec.input_granularity : c->spec.scale_granularity;
+    const uint64_t caches = ROLE(K_CACHE) | ROLE(V_CACHE) | ROLE(LATENT_CACHE);
+    const uint32_t role = case_part_kinds[part].number;
+    return role == ATTN_ROLE_OUT ? (uint32_t)ATTN_SCALE_PER_TENSOR
+           : caches >> role & 1  ? c->spec.scale_granularity
+                                 : c->spec.input_granularity;
 }
 
 int64_t case_num_scales(const struct forward_case *c, enum case_part_id part, int32_t num_seqs)
@@ -391,33 +397,9 @@ static const void *at(const struct viewing *v, char *arena, enum case_part_id pa
     return arena && v->c->parts[part].bytes ? arena + v->c->parts[part].offset : NULL;
 }
 
-static uint32_t host_array_of(enum case_part_id part)
-{
-    switch (part) {
-    case PART_SEQ_LENS:
-        return ATTN_HOST_SEQ_LENS;
-    case PART_PREFIX_LENS:
-        return ATTN_HOST_PREFIX_LENS;
-    case PART_Q_INDPTR:
-        return ATTN_HOST_Q_INDPTR;
-    case PART_KV_LENS:
-        return ATTN_HOST_KV_LENS;
-    case PART_NEW_INDPTR:
-        return ATTN_HOST_KV_NEW_INDPTR;
-    case PART_KV_INDPTR:
-        return ATTN_HOST_KV_INDPTR;
-    case PART_LAST_PAGE_LEN:
-        return ATTN_HOST_LAST_PAGE_LEN;
-    case PART_MASK_INDPTR:
-        return ATTN_HOST_MASK_INDPTR;
-    default:
-        return 0;
-    }
-}
-
 static const void *host_at(const struct viewing *v, enum case_part_id part)
 {
-    bool is_given = v->place->host_arrays & host_array_of(part) ||
+    bool is_given = v->place->host_arrays & case_part_kinds[part].number ||
                     case_host_has(v->c->spec.host, mix_absorb(v->c->seed, DRAW_HOST), part);
     return is_given ? at(v, v->place->planning, part) : NULL;
 }
@@ -611,8 +593,6 @@ static void view_batch(const struct viewing *v)
         view_kv(v);
 }
 
-#define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
-
 uint64_t case_written_roles(const struct case_spec *spec, bool saves)
 {
     uint64_t roles = ROLE(OUT) | ROLE(LSE) | ROLE(STATE) | ROLE(CONV_STATE);
@@ -623,12 +603,18 @@ uint64_t case_written_roles(const struct case_spec *spec, bool saves)
     return roles;
 }
 
-static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_id part)
+/* The role of an operand, or of what a scale is of. */
+static uint32_t role_of(const struct forward_case *c, enum case_part_id part)
+{
+    uint32_t role = case_part_kinds[part].number;
+    return role == ATTN_ROLE_Q && case_is_absorbed(&c->spec) ? (uint32_t)ATTN_ROLE_Q_NOPE : role;
+}
+
+static void view_tensor(const struct viewing *v, enum case_part_id part)
 {
     const struct case_shape *shape = &v->c->shapes[part];
+    const uint32_t role = role_of(v->c, part);
     attn_tensor *tensor = &v->view->tensors[role];
-    if (!part || !v->c->parts[part].bytes)
-        return;
     bool saves = v->c->spec.flags & ATTN_FORWARD_SAVE_KV && !v->place->second;
     bool written = case_written_roles(&v->c->spec, saves) >> role & 1;
     *tensor = (attn_tensor){.struct_size = sizeof *tensor,
@@ -646,49 +632,36 @@ static void view_tensor(const struct viewing *v, uint32_t role, enum case_part_i
     v->view->operands[role] = tensor;
 }
 
-/* What is neither read nor written, latents of expanded keys that are not saved, may be absent. */
-static bool has_latents(const struct viewing *v)
+/* What is neither read nor written, latents of expanded keys that are not saved, may be absent; so may logits that no
+ * step hands on, and counts of rows whose lists end with -1. */
+static bool is_given(const struct viewing *v, enum case_part_id part)
 {
     const struct case_spec *spec = &v->c->spec;
-    return !case_is_expanded(spec) || spec->flags & ATTN_FORWARD_SAVE_KV ||
-           case_coin(v->c->seed, DRAW_UNREAD);
+    if (v->place->second ? case_part_is(part, CASE_NEW) ||
+                               (case_part_is(part, CASE_OUTPUT) && !case_part_is(part, CASE_SECOND))
+                         : case_part_is(part, CASE_SECOND))
+        return false;
+    switch (part) {
+    case PART_C_KV:
+    case PART_K_PE:
+    case PART_LATENT_CACHE:
+        return !case_is_expanded(spec) || spec->flags & ATTN_FORWARD_SAVE_KV ||
+               case_coin(v->c->seed, DRAW_UNREAD);
+    case PART_INDEX_LOGITS:
+        return case_has_logits(v->c);
+    case PART_SPARSE_COUNT:
+    case PART_COUNT_SECOND:
+        return case_has_count(v->c);
+    default:
+        return true;
+    }
 }
 
 static void view_operands(const struct viewing *v)
 {
-    static const enum case_part_id index_parts[] = {PART_INDEX_Q, PART_INDEX_WEIGHTS, PART_INDEX_K,
-                                                    PART_INDEX_LOGITS};
-    bool second = v->place->second;
-    if (v->c->spec.kind == ATTN_KIND_LINEAR) {
-        for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
-            view_tensor(v, role, linear_part_of(role));
-        return;
-    }
-    view_tensor(v, case_is_absorbed(&v->c->spec) ? ATTN_ROLE_Q_NOPE : ATTN_ROLE_Q, PART_Q);
-    view_tensor(v, ATTN_ROLE_Q_PE, PART_Q_PE);
-    if (!second) {
-        view_tensor(v, ATTN_ROLE_K, PART_K);
-        view_tensor(v, ATTN_ROLE_V, PART_V);
-    }
-    if (!second && has_latents(v)) {
-        view_tensor(v, ATTN_ROLE_C_KV, PART_C_KV);
-        view_tensor(v, ATTN_ROLE_K_PE, PART_K_PE);
-    }
-    if (has_latents(v))
-        view_tensor(v, ATTN_ROLE_LATENT_CACHE, PART_LATENT_CACHE);
-    view_tensor(v, ATTN_ROLE_OUT, second ? PART_OUT_SECOND : PART_OUT);
-    view_tensor(v, ATTN_ROLE_LSE, second ? PART_LSE_SECOND : PART_LSE);
-    view_tensor(v, ATTN_ROLE_K_CACHE, PART_K_CACHE);
-    view_tensor(v, ATTN_ROLE_V_CACHE, PART_V_CACHE);
-    for (uint32_t role = ATTN_ROLE_INDEX_Q; role <= ATTN_ROLE_INDEX_LOGITS; role++)
-        if (role != ATTN_ROLE_INDEX_LOGITS || case_has_logits(v->c))
-            view_tensor(v, role, index_parts[role - ATTN_ROLE_INDEX_Q]);
-    view_tensor(v, ATTN_ROLE_LABEL_CACHE, PART_LABEL_CACHE);
-    view_tensor(v, ATTN_ROLE_SPARSE_INDICES, second ? PART_INDICES_SECOND : PART_SPARSE_INDICES);
-    if (case_has_count(v->c))
-        view_tensor(v, ATTN_ROLE_SPARSE_COUNT, second ? PART_COUNT_SECOND : PART_SPARSE_COUNT);
-    view_tensor(v, ATTN_ROLE_SINKS, PART_SINKS);
-    view_tensor(v, ATTN_ROLE_ALIBI_SLOPES, PART_SLOPES);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (v->c->parts[part].bytes && case_part_is(part, CASE_OPERAND) && is_given(v, part))
+            view_tensor(v, part);
 }
 
 /* On the host, on the device too sometimes, or there alone: all is allowed. The oracle, which has
@@ -705,30 +678,15 @@ static attn_scale view_scale(const struct viewing *v, enum case_part_id part)
     };
 }
 
-static const enum case_part_id scale_parts[ATTN_ROLE_COUNT] = {
-    [ATTN_ROLE_Q] = PART_Q_SCALE,
-    [ATTN_ROLE_Q_NOPE] = PART_Q_SCALE,
-    [ATTN_ROLE_Q_PE] = PART_Q_PE_SCALE,
-    [ATTN_ROLE_K] = PART_NEW_K_SCALE,
-    [ATTN_ROLE_V] = PART_NEW_V_SCALE,
-    [ATTN_ROLE_OUT] = PART_OUT_SCALE,
-    [ATTN_ROLE_K_CACHE] = PART_K_SCALE,
-    [ATTN_ROLE_V_CACHE] = PART_V_SCALE,
-    [ATTN_ROLE_LATENT_CACHE] = PART_LATENT_SCALE,
-};
-
-static bool has_scale(const struct forward_case *c, uint32_t role)
-{
-    return scale_parts[role] && c->parts[scale_parts[role]].bytes > 0;
-}
-
 static void view_scales(const struct viewing *v)
 {
-    for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++)
-        if (v->view->operands[role] && has_scale(v->c, role)) {
-            v->view->scale[role] = view_scale(v, scale_parts[role]);
-            v->view->scales[role] = &v->view->scale[role];
-        }
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++) {
+        const uint32_t role = role_of(v->c, part);
+        if (!v->c->parts[part].bytes || !case_part_is(part, CASE_SCALE) || !v->view->operands[role])
+            continue;
+        v->view->scale[role] = view_scale(v, part);
+        v->view->scales[role] = &v->view->scale[role];
+    }
 }
 
 void case_view_init(struct case_view *view, const struct forward_case *c,
@@ -748,6 +706,8 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
                                      .num_scales = ATTN_ROLE_COUNT,
                                      .operands = view->operands,
                                      .scales = view->scales};
+    if (c->part)
+        linear_view_part(view, c, place->arena == c->memory);
 }
 
 void case_bring_plan(struct forward_case *c, const char *arena)

@@ -32,86 +32,122 @@ enum {
     CASE_MAX_HEADS = 256
 };
 
-/* What a case has, and how messages call it; the _SECOND ones are those of the second layer. */
-#define CASE_PART_MAP(PART)                                                                        \
-    PART(SEQ_LENS, "seq_lens")                                                                     \
-    PART(PREFIX_LENS, "prefix_lens")                                                               \
-    PART(Q_INDPTR, "q_indptr")                                                                     \
-    PART(POSITIONS, "positions")                                                                   \
-    PART(REQUESTS, "req_pool_indices")                                                             \
-    PART(KV_LENS, "kv_lens")                                                                       \
-    PART(OUT_CACHE_LOC, "out_cache_loc")                                                           \
-    PART(NEW_INDPTR, "kv_new_indptr")                                                              \
-    PART(REQ_TO_TOKEN, "req_to_token")                                                             \
-    PART(BLOCK_TABLE, "block_table")                                                               \
-    PART(KV_INDPTR, "kv_indptr")                                                                   \
-    PART(KV_INDICES, "kv_indices")                                                                 \
-    PART(LAST_PAGE_LEN, "last_page_len")                                                           \
-    PART(MASK_BITS, "mask.bits")                                                                   \
-    PART(MASK_INDPTR, "mask.indptr")                                                               \
-    PART(ITEM_PREFIX, "multi_item.prefix_lens")                                                    \
-    PART(ITEM_LEN, "multi_item.max_item_len")                                                      \
-    PART(TOKEN_POS, "multi_item.token_pos")                                                        \
-    PART(NUM_REAL, "num_real_seqs_device")                                                         \
-    PART(Q, "q")                                                                                   \
-    PART(K, "k")                                                                                   \
-    PART(V, "v")                                                                                   \
-    PART(OUT, "out")                                                                               \
-    PART(LSE, "lse")                                                                               \
-    PART(K_CACHE, "k_cache")                                                                       \
-    PART(V_CACHE, "v_cache")                                                                       \
-    PART(SINKS, "sinks")                                                                           \
-    PART(SLOPES, "alibi_slopes")                                                                   \
-    PART(K_SCALE, "scale of k_cache")                                                              \
-    PART(V_SCALE, "scale of v_cache")                                                              \
-    PART(OUT_SECOND, "out of the second layer")                                                    \
-    PART(LSE_SECOND, "lse of the second layer")                                                    \
-    PART(Q_PE, "q_pe")                                                                             \
-    PART(C_KV, "c_kv")                                                                             \
-    PART(K_PE, "k_pe")                                                                             \
-    PART(LATENT_CACHE, "latent_cache")                                                             \
-    PART(LATENT_SCALE, "scale of latent_cache")                                                    \
-    PART(HINT_SEQS, "shared_prefix.seq_indptr")                                                    \
-    PART(HINT_LENS, "shared_prefix.prefix_len")                                                    \
-    PART(HINT_INNER_SEQS, "shared_prefix[1].seq_indptr")                                           \
-    PART(HINT_INNER_LENS, "shared_prefix[1].prefix_len")                                           \
-    PART(SPARSE_INDICES, "sparse_indices")                                                         \
-    PART(SPARSE_COUNT, "sparse_count")                                                             \
-    PART(INDEX_Q, "index_q")                                                                       \
-    PART(INDEX_WEIGHTS, "index_weights")                                                           \
-    PART(INDEX_K, "index_k")                                                                       \
-    PART(INDEX_LOGITS, "index_logits")                                                             \
-    PART(LABEL_CACHE, "label_cache")                                                               \
-    PART(BITS_SECOND, "the oracle's own")                                                          \
-    PART(INDICES_SECOND, "sparse_indices of the second layer")                                     \
-    PART(COUNT_SECOND, "sparse_count of the second layer")                                         \
-    PART(Q_SCALE, "scale of q")                                                                    \
-    PART(Q_PE_SCALE, "scale of q_pe")                                                              \
-    PART(NEW_K_SCALE, "scale of k")                                                                \
-    PART(NEW_V_SCALE, "scale of v")                                                                \
-    PART(OUT_SCALE, "scale of out")                                                                \
-    PART(MIXED_QKV, "mixed_qkv")                                                                   \
-    PART(GATE_A, "gate_a")                                                                         \
-    PART(GATE_B, "gate_b")                                                                         \
-    PART(GATE_Z, "gate_z")                                                                         \
-    PART(A_LOG, "a_log")                                                                           \
-    PART(DT_BIAS, "dt_bias")                                                                       \
-    PART(D_SKIP, "d_skip")                                                                         \
-    PART(CONV_WEIGHT, "conv_weight")                                                               \
-    PART(CONV_BIAS, "conv_bias")                                                                   \
-    PART(CONV_STATE, "conv_state")                                                                 \
-    PART(STATE, "state")                                                                           \
-    PART(STATE_SLOT, "slot")                                                                       \
-    PART(STATE_DST, "dst_slot")                                                                    \
-    PART(INITIAL, "has_initial")                                                                   \
-    PART(SNAPSHOTS, "snapshots")                                                                   \
-    PART(OTHER_SLOTS, "slot of another state group")
+/* What a part is: a set of bits. */
+enum {
+    CASE_ARRAY = 0,
+    CASE_TABLE = 1 << 0,    /* an array that names pages or slots, of a cache or of states */
+    CASE_ROWS = 1 << 1,     /* an input with a row for each query */
+    CASE_NEW = 1 << 2,      /* an input with a row for each new key, of the first layer alone */
+    CASE_CONSTANT = 1 << 3, /* an input that the layer has */
+    CASE_OUTPUT = 1 << 4,   /* with rows; those of a choice are inputs where a list is given */
+    CASE_CACHE = 1 << 5,
+    CASE_POOL = 1 << 6, /* of states */
+    CASE_OPERAND = CASE_ROWS | CASE_NEW | CASE_CONSTANT | CASE_OUTPUT | CASE_CACHE | CASE_POOL,
+    CASE_SECOND = 1 << 7, /* it takes the place of the first layer's in the second layer's call */
+    CASE_SCALE = 1 << 8,
+    CASE_POISONED = 1 << 9 /* NaN from end to end, before it is filled */
+};
 
-#define PART_ID(name, text) PART_##name,
+/* What a case has, how messages call it, what it is, and of an operand or its scale the role, of an array the bit by
+ * which a verdict names it (ATTN_HOST_*); the _SECOND ones are those of the second layer. */
+#define CASE_PART_MAP(PART)                                                                        \
+    PART(SEQ_LENS, "seq_lens", CASE_ARRAY, ATTN_HOST_SEQ_LENS)                                     \
+    PART(PREFIX_LENS, "prefix_lens", CASE_ARRAY, ATTN_HOST_PREFIX_LENS)                            \
+    PART(Q_INDPTR, "q_indptr", CASE_ARRAY, ATTN_HOST_Q_INDPTR)                                     \
+    PART(POSITIONS, "positions", CASE_ARRAY, 0)                                                    \
+    PART(REQUESTS, "req_pool_indices", CASE_ARRAY, 0)                                              \
+    PART(KV_LENS, "kv_lens", CASE_ARRAY, ATTN_HOST_KV_LENS)                                        \
+    PART(OUT_CACHE_LOC, "out_cache_loc", CASE_TABLE, 0)                                            \
+    PART(NEW_INDPTR, "kv_new_indptr", CASE_ARRAY, ATTN_HOST_KV_NEW_INDPTR)                         \
+    PART(REQ_TO_TOKEN, "req_to_token", CASE_TABLE, 0)                                              \
+    PART(BLOCK_TABLE, "block_table", CASE_TABLE, 0)                                                \
+    PART(KV_INDPTR, "kv_indptr", CASE_ARRAY, ATTN_HOST_KV_INDPTR)                                  \
+    PART(KV_INDICES, "kv_indices", CASE_TABLE, 0)                                                  \
+    PART(LAST_PAGE_LEN, "last_page_len", CASE_ARRAY, ATTN_HOST_LAST_PAGE_LEN)                      \
+    PART(MASK_BITS, "mask.bits", CASE_ARRAY, 0)                                                    \
+    PART(MASK_INDPTR, "mask.indptr", CASE_ARRAY, ATTN_HOST_MASK_INDPTR)                            \
+    PART(ITEM_PREFIX, "multi_item.prefix_lens", CASE_ARRAY, 0)                                     \
+    PART(ITEM_LEN, "multi_item.max_item_len", CASE_ARRAY, 0)                                       \
+    PART(TOKEN_POS, "multi_item.token_pos", CASE_ARRAY, 0)                                         \
+    PART(NUM_REAL, "num_real_seqs_device", CASE_ARRAY, 0)                                          \
+    PART(Q, "q", CASE_ROWS, ATTN_ROLE_Q)                                                           \
+    PART(K, "k", CASE_NEW, ATTN_ROLE_K)                                                            \
+    PART(V, "v", CASE_NEW, ATTN_ROLE_V)                                                            \
+    PART(OUT, "out", CASE_OUTPUT | CASE_POISONED, ATTN_ROLE_OUT)                                   \
+    PART(LSE, "lse", CASE_OUTPUT | CASE_POISONED, ATTN_ROLE_LSE)                                   \
+    PART(K_CACHE, "k_cache", CASE_CACHE, ATTN_ROLE_K_CACHE)                                        \
+    PART(V_CACHE, "v_cache", CASE_CACHE, ATTN_ROLE_V_CACHE)                                        \
+    PART(SINKS, "sinks", CASE_CONSTANT, ATTN_ROLE_SINKS)                                           \
+    PART(SLOPES, "alibi_slopes", CASE_CONSTANT, ATTN_ROLE_ALIBI_SLOPES)                            \
+    PART(K_SCALE, "scale of k_cache", CASE_SCALE, ATTN_ROLE_K_CACHE)                               \
+    PART(V_SCALE, "scale of v_cache", CASE_SCALE, ATTN_ROLE_V_CACHE)                               \
+    PART(OUT_SECOND, "out of the second layer", CASE_OUTPUT | CASE_SECOND | CASE_POISONED,         \
+         ATTN_ROLE_OUT)                                                                            \
+    PART(LSE_SECOND, "lse of the second layer", CASE_OUTPUT | CASE_SECOND | CASE_POISONED,         \
+         ATTN_ROLE_LSE)                                                                            \
+    PART(Q_PE, "q_pe", CASE_ROWS | CASE_POISONED, ATTN_ROLE_Q_PE)                                  \
+    PART(C_KV, "c_kv", CASE_NEW | CASE_POISONED, ATTN_ROLE_C_KV)                                   \
+    PART(K_PE, "k_pe", CASE_NEW | CASE_POISONED, ATTN_ROLE_K_PE)                                   \
+    PART(LATENT_CACHE, "latent_cache", CASE_CACHE | CASE_POISONED, ATTN_ROLE_LATENT_CACHE)         \
+    PART(LATENT_SCALE, "scale of latent_cache", CASE_SCALE, ATTN_ROLE_LATENT_CACHE)                \
+    PART(HINT_SEQS, "shared_prefix.seq_indptr", CASE_ARRAY, 0)                                     \
+    PART(HINT_LENS, "shared_prefix.prefix_len", CASE_ARRAY, 0)                                     \
+    PART(HINT_INNER_SEQS, "shared_prefix[1].seq_indptr", CASE_ARRAY, 0)                            \
+    PART(HINT_INNER_LENS, "shared_prefix[1].prefix_len", CASE_ARRAY, 0)                            \
+    PART(SPARSE_INDICES, "sparse_indices", CASE_OUTPUT, ATTN_ROLE_SPARSE_INDICES)                  \
+    PART(SPARSE_COUNT, "sparse_count", CASE_OUTPUT, ATTN_ROLE_SPARSE_COUNT)                        \
+    PART(INDEX_Q, "index_q", CASE_ROWS | CASE_POISONED, ATTN_ROLE_INDEX_Q)                         \
+    PART(INDEX_WEIGHTS, "index_weights", CASE_ROWS | CASE_POISONED, ATTN_ROLE_INDEX_WEIGHTS)       \
+    PART(INDEX_K, "index_k", CASE_NEW | CASE_POISONED, ATTN_ROLE_INDEX_K)                          \
+    PART(INDEX_LOGITS, "index_logits", CASE_OUTPUT | CASE_POISONED, ATTN_ROLE_INDEX_LOGITS)        \
+    PART(LABEL_CACHE, "label_cache", CASE_CACHE | CASE_POISONED, ATTN_ROLE_LABEL_CACHE)            \
+    PART(BITS_SECOND, "the oracle's own", CASE_ARRAY, 0)                                           \
+    PART(INDICES_SECOND, "sparse_indices of the second layer", CASE_OUTPUT | CASE_SECOND,          \
+         ATTN_ROLE_SPARSE_INDICES)                                                                 \
+    PART(COUNT_SECOND, "sparse_count of the second layer", CASE_OUTPUT | CASE_SECOND,              \
+         ATTN_ROLE_SPARSE_COUNT)                                                                   \
+    PART(Q_SCALE, "scale of q", CASE_SCALE, ATTN_ROLE_Q)                                           \
+    PART(Q_PE_SCALE, "scale of q_pe", CASE_SCALE, ATTN_ROLE_Q_PE)                                  \
+    PART(NEW_K_SCALE, "scale of k", CASE_SCALE, ATTN_ROLE_K)                                       \
+    PART(NEW_V_SCALE, "scale of v", CASE_SCALE, ATTN_ROLE_V)                                       \
+    PART(OUT_SCALE, "scale of out", CASE_SCALE, ATTN_ROLE_OUT)                                     \
+    PART(MIXED_QKV, "mixed_qkv", CASE_ROWS, ATTN_ROLE_MIXED_QKV)                                   \
+    PART(GATE_A, "gate_a", CASE_ROWS, ATTN_ROLE_GATE_A)                                            \
+    PART(GATE_B, "gate_b", CASE_ROWS, ATTN_ROLE_GATE_B)                                            \
+    PART(GATE_Z, "gate_z", CASE_ROWS, ATTN_ROLE_GATE_Z)                                            \
+    PART(A_LOG, "a_log", CASE_CONSTANT, ATTN_ROLE_A_LOG)                                           \
+    PART(DT_BIAS, "dt_bias", CASE_CONSTANT, ATTN_ROLE_DT_BIAS)                                     \
+    PART(D_SKIP, "d_skip", CASE_CONSTANT, ATTN_ROLE_D_SKIP)                                        \
+    PART(CONV_WEIGHT, "conv_weight", CASE_CONSTANT, ATTN_ROLE_CONV_WEIGHT)                         \
+    PART(CONV_BIAS, "conv_bias", CASE_CONSTANT, ATTN_ROLE_CONV_BIAS)                               \
+    PART(CONV_STATE, "conv_state", CASE_POOL, ATTN_ROLE_CONV_STATE)                                \
+    PART(STATE, "state", CASE_POOL, ATTN_ROLE_STATE)                                               \
+    PART(STATE_SLOT, "slot", CASE_TABLE, 0)                                                        \
+    PART(STATE_DST, "dst_slot", CASE_TABLE, 0)                                                     \
+    PART(INITIAL, "has_initial", CASE_ARRAY, 0)                                                    \
+    PART(SNAPSHOTS, "snapshots", CASE_TABLE, 0)                                                    \
+    PART(OTHER_SLOTS, "slot of another state group", CASE_TABLE, 0)
+
+#define PART_ID(name, text, sorts, number) PART_##name,
 enum case_part_id { CASE_PART_MAP(PART_ID) CASE_PARTS };
 #undef PART_ID
 
-const char *case_part_name(enum case_part_id part);
+extern const struct case_part_kind {
+    const char *name;
+    uint32_t sorts, number;
+} case_part_kinds[CASE_PARTS];
+
+static inline const char *case_part_name(enum case_part_id part)
+{
+    return case_part_kinds[part].name;
+}
+
+static inline bool case_part_is(enum case_part_id part, uint32_t sorts)
+{
+    return case_part_kinds[part].sorts & sorts;
+}
+
+#define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
 
 struct case_part {
     uint64_t offset; /* in the arena */
@@ -193,7 +229,8 @@ struct forward_case {
     uint64_t bytes; /* of the arena */
     char *image, *planning, *memory, *actual;
 
-    struct case_view *planned; /* the batch's source for planning: no call may read it later */
+    struct case_view *planned;      /* the batch's source for planning: no call may read it later */
+    const struct linear_part *part; /* all that its batch and its calls have now; NULL = all */
 
     int32_t stride_slots, stride_pages, stride_items; /* of the tables, in elements */
     int32_t max_chosen;                               /* of a row of a sparse layer */
@@ -267,12 +304,20 @@ attn_status forward_case_create_seeded(const struct case_spec *spec, uint64_t se
                                        uint64_t batch_seed, const struct device *device,
                                        struct forward_case **c, attn_error *error);
 
+/* Pages, arrays and tokens of a softmax or latent case, in `image`, with constants drawn from a seed of their own. */
+attn_status case_fill(struct forward_case *c, uint64_t of_constants, attn_error *error);
+
 /* ---- Arena (forward_case_parts.c) ------------------------------------------------------------ */
 
 /* One more part of the arena; a tensor begins at the offset in its part that makes it as aligned as the problem
  * promises, and no better. */
 void case_add_part(struct forward_case *c, enum case_part_id part, uint64_t bytes);
 uint64_t case_byte_offset(const struct forward_case *c, attn_dtype dtype);
+
+/* A part with a tensor, whose dtype, number of dimensions and offset its shape has: `inner_gap` elements lie between
+ * vectors, `outer_gap` more between outermost rows. */
+void case_add_shape(struct forward_case *c, enum case_part_id part, const int64_t *extents,
+                    int64_t inner_gap, int64_t outer_gap);
 
 /* A part with a tensor, whose vectors are dense, or lie apart by what a strided view of a larger one has between
  * them. */
@@ -424,13 +469,26 @@ int64_t case_key_token(const struct forward_case *c, int32_t s, int32_t j);
 
 /* ---- Copies side by side (forward_case_compare.c) --------------------------------------------- */
 
+/* Has the case this cache, of keys, values or latents? Labels are judged apart. */
+static inline bool case_is_cache(const struct forward_case *c, enum case_part_id part)
+{
+    return case_part_is(part, CASE_CACHE) && part != PART_LABEL_CACHE && c->parts[part].bytes;
+}
+
 /* The part a byte of the arena belongs to, or whose red zone it is in. */
 enum case_part_id case_part_at(const struct forward_case *c, uint64_t at);
 
 /* Bytes of a row's vector of one head. */
 size_t case_vector_bytes(const struct forward_case *c, enum case_part_id part);
 
-/* What a run was free to write in a slot of a cache: take it for expected. */
+/* The sequence of a row of queries. */
+int32_t case_sequence_of(const struct forward_case *c, int64_t row);
+
+/* Vectors of a row: heads, entries, or as many logits as its sequence has keys. 0: it is no output. */
+int64_t case_num_vectors(const struct forward_case *c, enum case_part_id part, int64_t row);
+
+/* What a run was free to write, in rows of outputs from `first` on, and in a slot of a cache: take it for expected. */
+void case_allow_rows(const struct forward_case *c, int64_t first, char *expected, char *actual);
 void case_allow_slot(const struct forward_case *c, enum case_part_id cache, int64_t slot,
                      char *expected, char *actual);
 
@@ -496,13 +554,13 @@ void case_latent_make(struct forward_case *c);
 /* Write a latent to a new row, if row >= 0, else to its slot of the cache in `image`. */
 void case_latent_put(struct forward_case *c, int64_t row, int64_t slot, const float *latent);
 
-/* NaN in all rows of the cache, of new ones and of q_pe; zero in page 0. */
-void case_latent_poison(struct forward_case *c);
-
 /* The scale of the cache, if it has one. */
 void case_latent_fill_scale(struct forward_case *c);
 
-/* Where two rows of the cache have NaN in the same place, `expected` gets the bits of `actual`. */
+/* Where two rows have NaN in the same place, of `count` elements from byte `at` on, `expected` gets the bits of
+ * `actual`. The same of rows of the cache. */
+void case_allow_nan(attn_dtype dtype, int32_t at, int32_t count, char *expected,
+                    const char *actual);
 void case_latent_allow_nan(const struct case_spec *spec, char *expected, const char *actual);
 
 /* ---- Indexers (forward_case_indexer.c) -------------------------------------------------------- */

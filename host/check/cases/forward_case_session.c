@@ -16,16 +16,6 @@ enum { LOOSE_ALIGNMENT = 256, LOOSE_BYTES = 4096 };
 
 /* ---- Calls ----------------------------------------------------------------------------------- */
 
-attn_status session_enter(const struct case_session *session, attn_error *error)
-{
-    return device_enter(session->device, error);
-}
-
-void session_leave(const struct case_session *session)
-{
-    device_leave(session->device);
-}
-
 attn_status case_query(const struct case_backend *backend, const attn_problem *problem,
                        attn_verdict *verdict, char *reason, size_t size)
 {
@@ -135,13 +125,13 @@ static attn_status make_all(struct case_session *session, const attn_problem *pr
     if (status == ATTN_OK)
         status = device_stream_create(session->device, &session->stream, error);
     if (status == ATTN_OK)
-        status = session_enter(session, error);
+        status = device_enter(session->device, error);
     if (status != ATTN_OK)
         return status;
     status = make_instance(session, problem, setup, error);
     if (status == ATTN_OK)
         status = make_metadata(session, error);
-    session_leave(session);
+    device_leave(session->device);
     return status;
 }
 
@@ -190,10 +180,10 @@ attn_status session_create_beside(const struct case_session *session, const attn
                                   .index_forms = session->index_forms};
     attn_status status = device_stream_create(made->device, &made->stream, error);
     if (status == ATTN_OK)
-        status = session_enter(made, error);
+        status = device_enter(made->device, error);
     if (status == ATTN_OK) {
         status = make_metadata(made, error);
-        session_leave(made);
+        device_leave(made->device);
     }
     if (status != ATTN_OK)
         case_session_destroy(made);
@@ -205,11 +195,11 @@ attn_status session_create_beside(const struct case_session *session, const attn
 attn_status session_ask_size(const struct case_session *session, const attn_bounds *bounds,
                              attn_memory_size *size, attn_error *error)
 {
-    attn_status status = session_enter(session, error);
+    attn_status status = device_enter(session->device, error);
     if (status != ATTN_OK)
         return status;
     status = ask_size(session, bounds, size, error);
-    session_leave(session);
+    device_leave(session->device);
     return status;
 }
 
@@ -230,11 +220,11 @@ void case_session_destroy(struct case_session *session)
         return;
     const attn_backend_ops *ops = session->backend.type->ops;
     device_graph_destroy(session->device, session->graph);
-    if (session_enter(session, NULL) == ATTN_OK) {
+    if (device_enter(session->device, NULL) == ATTN_OK) {
         ops->metadata_destroy(session->metadata);
         if (!session->is_beside)
             ops->destroy(session->instance);
-        session_leave(session);
+        device_leave(session->device);
     }
     regions_finish(&session->memory);
     device_stream_destroy(session->device, session->stream);

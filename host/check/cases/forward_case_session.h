@@ -43,10 +43,6 @@ attn_status session_create_beside(const struct case_session *session, const attn
 attn_status session_ask_size(const struct case_session *session, const attn_bounds *bounds,
                              attn_memory_size *size, attn_error *error);
 
-/* The device's context is current in between, as the host makes it for every call. */
-attn_status session_enter(const struct case_session *session, attn_error *error);
-void session_leave(const struct case_session *session);
-
 /* Where a run of the case finds what the ABI's structs point to. */
 void session_place(const struct case_session *session, const struct forward_case *c, bool second,
                    struct case_place *place);
@@ -56,6 +52,10 @@ void session_place(const struct case_session *session, const struct forward_case
 attn_status session_plan(const struct case_session *session, struct forward_case *c,
                          const struct case_lengths *lengths, uint32_t host_arrays,
                          attn_error *error);
+
+/* Bring a copy of the arena to the device, and to where it is planned from. */
+attn_status session_bring(const struct case_session *session, struct forward_case *c,
+                          const char *arena, attn_error *error);
 
 /* Forward a layer of the batch. */
 struct case_call {
@@ -69,11 +69,15 @@ attn_status session_call(const struct case_session *session, const struct forwar
                          const struct case_lengths *lengths, const struct case_call *call,
                          attn_error *error);
 
+/* All its layers and their steps, with these flags on top. */
+attn_status session_call_all(const struct case_session *session, const struct forward_case *c,
+                             const struct case_lengths *lengths, uint32_t flags, attn_error *error);
+
 /* Modes in which query says that new tokens are read from the arguments, of this problem. */
 uint32_t session_reads_new(struct case_session *session, const attn_problem *problem);
 
 /* The steps of case_session_repeat() one by one, for a batch that the caller has planned and in
- * which the case is one layer: its forwards, between session_enter() and session_leave(), and the
+ * which the case is one layer: its forwards, between device_enter() and device_leave(), and the
  * verdict on their results. */
 void session_forward(struct case_session *session, struct forward_case *c,
                      struct case_verdict *verdict);

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_spread.c: caches whose pages lie far apart for the backend (far_pool.h), and the
- * arrays of the batch that say where.
+ * forward_case_spread.c: caches whose pages (slots of states, too) lie far apart for the backend, and the arrays of the
+ * batch that say where.
+ *
+ * A case keeps its pages side by side in its own memory, where the oracle and the judge read them.
+ * For the backend they lie in a pool that is much larger, by turns near its beginning and near its
+ * end: their numbers need more than 16 bits, or their offsets more than 32. On the CPU a pool is
+ * reserved, not filled, so what lies between its pages reads as zero and costs nothing; a GPU has
+ * to have the memory.
  */
 #include "host/check/cases/forward_case_private.h"
 
@@ -10,39 +16,83 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The arrays of a batch that name pages or slots, of a cache or of states. */
-static const enum case_part_id tables[] = {PART_BLOCK_TABLE,   PART_KV_INDICES, PART_REQ_TO_TOKEN,
-                                           PART_OUT_CACHE_LOC, PART_STATE_SLOT, PART_STATE_DST,
-                                           PART_SNAPSHOTS,     PART_OTHER_SLOTS};
-static const enum case_part_id caches[] = {PART_K_CACHE, PART_V_CACHE, PART_LATENT_CACHE,
-                                           PART_STATE, PART_CONV_STATE};
-enum { TABLES = sizeof tables / sizeof tables[0], CACHES = sizeof caches / sizeof caches[0] };
-
-struct case_pool {
-    struct far_places places;
-    struct far_pool caches[CACHES];
-    char *sent[TABLES]; /* the arrays as they were sent */
+enum {
+    MANY_ON_CPU = 140000, /* beyond 2^17 */
+    MANY_ON_GPU = 70000,  /* beyond 2^16: the memory is there, not only reserved */
+    ROOM = 4,             /* places for each page where bytes are what is large */
+    FIRST_BYTE = 256      /* of the tensor: its byte_offset */
 };
 
-/* ---- Memory ---------------------------------------------------------------------------------- */
+struct case_pool {
+    int64_t num_places;
+    int32_t *place; /* of each page */
+    /* Of a cache, or of states, in the pool; without data: there is none. */
+    attn_tensor tensors[CASE_PARTS];
+    uint64_t bytes[CASE_PARTS];
+    char *sent[CASE_PARTS]; /* of arrays that name pages or slots: as they were sent */
+};
 
-static attn_status allocate_tables(struct forward_case *c, attn_error *error)
+/* ---- Places ---------------------------------------------------------------------------------- */
+
+/* Page 0 keeps its place, which is padding. */
+static attn_status make_places(struct forward_case *c, attn_error *error)
 {
-    for (int n = 0; n < TABLES; n++) {
-        c->pool->sent[n] = malloc(c->parts[tables[n]].bytes + 1);
-        if (!c->pool->sent[n])
-            return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the arrays of a case");
+    struct case_pool *pool = c->pool;
+    const uint64_t seed = case_stream(c->seed, DRAW_PAGES, 1, 0, 0);
+    const int32_t count = c->num_pages;
+    int64_t many = c->device->type == ATTN_DEVICE_CPU ? MANY_ON_CPU : MANY_ON_GPU;
+    bool is_roomy = c->spec.spread == SPREAD_BYTES || 2 * (int64_t)count > many;
+    pool->num_places = is_roomy ? (int64_t)ROOM * count : many;
+    pool->place = calloc((size_t)count, sizeof *pool->place);
+    if (!pool->place)
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the places of %d pages",
+                         count);
+    int64_t step = count > 1 ? (pool->num_places - 1) / (count - 1) : 1;
+    for (int32_t page = 1; page < count; page++) {
+        int64_t nth = page % 2 ? page / 2 : count - 1 - page / 2;
+        uint32_t bits = (uint32_t)(mix_stream(seed, (uint64_t)page) >> 32);
+        pool->place[page] = (int32_t)(1 + nth * step + (int64_t)mix_below(bits, (uint64_t)step));
     }
     return ATTN_OK;
 }
 
-static attn_status make_cache(struct forward_case *c, int n, attn_error *error)
+/* The place of a page. What is no page of the case stays as it is. */
+static int64_t place_of(const struct forward_case *c, int64_t page)
 {
-    const struct case_shape *shape = &c->shapes[caches[n]];
-    attn_tensor dense = {.struct_size = sizeof dense, .dtype = shape->dtype, .ndim = shape->ndim};
-    memcpy(dense.shape, shape->shape, sizeof dense.shape);
-    memcpy(dense.strides, shape->strides, sizeof dense.strides);
-    return far_pool_init(&c->pool->caches[n], &c->pool->places, &dense, error);
+    return page > 0 && page < c->num_pages ? c->pool->place[page] : page;
+}
+
+/* ---- Memory ---------------------------------------------------------------------------------- */
+
+/* From page to page, in elements: as it is, or so that the last ones lie beyond what 32 bits count.
+ */
+static int64_t stride_of(const struct forward_case *c, const struct case_shape *dense)
+{
+    if (c->spec.spread == SPREAD_PAGES)
+        return dense->strides[0];
+    int64_t distance = far_distance(c->device, attn_dtype_size(dense->dtype));
+    int64_t stride = distance / c->pool->num_places / 64 * 64;
+    return stride > dense->strides[0] ? stride : dense->strides[0];
+}
+
+static attn_status make_cache(struct forward_case *c, enum case_part_id part, attn_error *error)
+{
+    const struct case_shape *dense = &c->shapes[part];
+    attn_tensor *tensor = &c->pool->tensors[part];
+    tensor->shape[0] = c->pool->num_places;
+    tensor->strides[0] = stride_of(c, dense);
+    c->pool->bytes[part] = FIRST_BYTE + (uint64_t)(tensor->shape[0] * tensor->strides[0]) *
+                                            attn_dtype_size(dense->dtype);
+    tensor->data = far_map(c->device, c->pool->bytes[part], FAR_ALIGNMENT);
+    tensor->byte_offset = FIRST_BYTE;
+    if (tensor->data)
+        return ATTN_OK;
+    return host_fail(error,
+                     c->device->type == ATTN_DEVICE_CPU
+                         ? ATTN_OUT_OF_HOST_MEMORY
+                         : device_exhausted(c->device, ATTN_SPACE_DEVICE),
+                     "no room for a pool of %lld pages in %llu bytes",
+                     (long long)c->pool->num_places, (unsigned long long)c->pool->bytes[part]);
 }
 
 attn_status case_pool_create(struct forward_case *c, attn_error *error)
@@ -52,13 +102,17 @@ attn_status case_pool_create(struct forward_case *c, attn_error *error)
     c->pool = calloc(1, sizeof *c->pool);
     if (!c->pool)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the pools of a case");
-    attn_status status = far_places_init(&c->pool->places, c->device, c->spec.spread, c->num_pages,
-                                         case_stream(c->seed, DRAW_PAGES, 1, 0, 0), error);
-    if (status == ATTN_OK)
-        status = allocate_tables(c, error);
-    for (int n = 0; n < CACHES && status == ATTN_OK; n++)
-        if (c->parts[caches[n]].bytes)
-            status = make_cache(c, n, error);
+    attn_status status = make_places(c, error);
+    for (enum case_part_id part = 0; part < CASE_PARTS && status == ATTN_OK; part++) {
+        if (c->parts[part].bytes && case_part_is(part, CASE_CACHE | CASE_POOL))
+            status = make_cache(c, part, error);
+        if (!c->parts[part].bytes || !case_part_is(part, CASE_TABLE))
+            continue;
+        c->pool->sent[part] = malloc(c->parts[part].bytes);
+        if (!c->pool->sent[part])
+            status =
+                host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the arrays of a case");
+    }
     return status;
 }
 
@@ -66,11 +120,11 @@ void case_pool_destroy(struct forward_case *c)
 {
     if (!c->pool)
         return;
-    for (int n = 0; n < CACHES; n++)
-        far_pool_finish(&c->pool->caches[n]);
-    for (int n = 0; n < TABLES; n++)
-        free(c->pool->sent[n]);
-    far_places_finish(&c->pool->places);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++) {
+        far_unmap(c->device, c->pool->tensors[part].data, c->pool->bytes[part]);
+        free(c->pool->sent[part]);
+    }
+    free(c->pool->place);
     free(c->pool);
 }
 
@@ -79,82 +133,88 @@ void case_pool_destroy(struct forward_case *c)
 static int64_t place_slot(const struct forward_case *c, int64_t slot)
 {
     int64_t size = c->spec.page_size;
-    return slot < 0 ? slot : far_place(&c->pool->places, slot / size) * size + slot % size;
+    return slot < 0 ? slot : place_of(c, slot / size) * size + slot % size;
 }
 
-static void translate(const struct forward_case *c, int n, const char *arena)
+static void translate(const struct forward_case *c, enum case_part_id part, const char *arena)
 {
-    uint64_t bytes = c->parts[tables[n]].bytes;
-    const char *from = arena + c->parts[tables[n]].offset;
+    uint64_t bytes = c->parts[part].bytes;
+    const char *from = arena + c->parts[part].offset;
     const int32_t *ints = (const int32_t *)(const void *)from;
     const int64_t *longs = (const int64_t *)(const void *)from;
-    int32_t *to = (int32_t *)(void *)c->pool->sent[n];
-    int64_t *slots = (int64_t *)(void *)c->pool->sent[n];
-    bool wide = tables[n] == PART_OUT_CACHE_LOC;
+    int32_t *to = (int32_t *)(void *)c->pool->sent[part];
+    int64_t *slots = (int64_t *)(void *)c->pool->sent[part];
+    bool wide = part == PART_OUT_CACHE_LOC;
     for (uint64_t i = 0; i < bytes / (wide ? sizeof *slots : sizeof *to); i++)
         if (wide)
             slots[i] = place_slot(c, longs[i]);
-        else if (tables[n] == PART_REQ_TO_TOKEN)
+        else if (part == PART_REQ_TO_TOKEN)
             to[i] = (int32_t)place_slot(c, ints[i]);
         else
-            to[i] = (int32_t)far_place(&c->pool->places, ints[i]);
+            to[i] = (int32_t)place_of(c, ints[i]);
 }
 
 /* ---- To the backend, and back ------------------------------------------------------------------
  */
 
-/* Where the pages of a cache begin in a copy of the arena. */
-static char *pages_in(const struct forward_case *c, char *arena, int n)
+/* All pages of a cache from where they are in `dense` to their places, or back. */
+static attn_status copy_pages(const struct forward_case *c, enum case_part_id part, char *dense,
+                              bool back, attn_stream stream, attn_error *error)
 {
-    return case_vector(c, arena, caches[n], 0, 0, 0);
+    const attn_tensor *tensor = &c->pool->tensors[part];
+    const int64_t size = attn_dtype_size(c->shapes[part].dtype);
+    const uint64_t bytes = (uint64_t)(c->shapes[part].strides[0] * size);
+    attn_status status = ATTN_OK;
+    for (int32_t page = 0; page < c->num_pages && status == ATTN_OK; page++) {
+        char *near = case_vector(c, dense, part, page, 0, 0);
+        char *far =
+            (char *)tensor->data + FIRST_BYTE + place_of(c, page) * tensor->strides[0] * size;
+        status = device_copy(c->device, back ? near : far, back ? far : near, bytes, stream, error);
+    }
+    return status;
 }
 
 attn_status case_pool_send(struct forward_case *c, const char *arena, attn_stream stream,
                            attn_error *error)
 {
     attn_status status = ATTN_OK;
-    for (int n = 0; c->pool && n < TABLES && status == ATTN_OK; n++) {
-        const struct case_part *part = &c->parts[tables[n]];
-        translate(c, n, arena);
-        memcpy(c->planning + part->offset, c->pool->sent[n], part->bytes);
-        status = device_copy(c->device, c->memory + part->offset, c->pool->sent[n], part->bytes,
-                             stream, error);
-    }
-    for (int n = 0; c->pool && n < CACHES && status == ATTN_OK; n++)
-        if (c->pool->caches[n].memory)
+    for (enum case_part_id n = 0; c->pool && n < CASE_PARTS && status == ATTN_OK; n++) {
+        const struct case_part *part = &c->parts[n];
+        const char *sent = c->pool->sent[n];
+        if (sent) {
+            translate(c, n, arena);
+            memcpy(c->planning + part->offset, sent, part->bytes);
             status =
-                far_pool_send(&c->pool->caches[n], pages_in(c, (char *)arena, n), stream, error);
+                device_copy(c->device, c->memory + part->offset, sent, part->bytes, stream, error);
+        } else if (c->pool->tensors[n].data) {
+            status = copy_pages(c, n, (char *)arena, false, stream, error);
+        }
+    }
     return status;
 }
 
 attn_status case_pool_fetch(struct forward_case *c, attn_stream stream, attn_error *error)
 {
-    attn_status status = ATTN_OK;
-    if (!c->pool)
-        return ATTN_OK;
-    status = device_synchronize(c->device, stream, error);
-    for (int n = 0; n < TABLES; n++) {
-        const struct case_part *part = &c->parts[tables[n]];
-        char *actual = c->actual + part->offset;
-        if (status == ATTN_OK && memcmp(actual, c->pool->sent[n], part->bytes) == 0)
-            memcpy(actual, c->image + part->offset, part->bytes);
+    attn_status status = c->pool ? device_synchronize(c->device, stream, error) : ATTN_OK;
+    for (enum case_part_id n = 0; c->pool && n < CASE_PARTS && status == ATTN_OK; n++) {
+        const struct case_part *part = &c->parts[n];
+        const char *sent = c->pool->sent[n];
+        if (sent && memcmp(c->actual + part->offset, sent, part->bytes) == 0)
+            memcpy(c->actual + part->offset, c->image + part->offset, part->bytes);
+        else if (c->pool->tensors[n].data)
+            status = copy_pages(c, n, c->actual, true, stream, error);
     }
-    for (int n = 0; n < CACHES && status == ATTN_OK; n++)
-        if (c->pool->caches[n].memory)
-            status = far_pool_fetch(&c->pool->caches[n], pages_in(c, c->actual, n), stream, error);
     return status;
 }
 
 void case_pool_view(const struct forward_case *c, const char *arena, enum case_part_id part,
                     attn_tensor *tensor)
 {
-    for (int n = 0; c->pool && arena == c->memory && n < CACHES; n++) {
-        const attn_tensor *far = &c->pool->caches[n].tensor;
-        if (caches[n] != part)
-            continue;
-        tensor->data = far->data;
-        tensor->byte_offset = far->byte_offset;
-        tensor->shape[0] = far->shape[0];
-        tensor->strides[0] = far->strides[0];
-    }
+    if (!c->pool || arena != c->memory || !c->pool->tensors[part].data)
+        return;
+    const attn_tensor *far = &c->pool->tensors[part];
+    tensor->data = far->data;
+    tensor->byte_offset = far->byte_offset;
+    tensor->shape[0] = far->shape[0];
+    tensor->strides[0] = far->strides[0];
 }

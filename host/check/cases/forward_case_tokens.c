@@ -480,15 +480,13 @@ static void fill_vectors(struct forward_case *c, enum case_part_id part, double 
                 memmove(case_vector(c, c->image, part, i, j, k), first, size);
 }
 
-/* NaN everywhere but in page 0, which is zero. */
-static void fill_cache(struct forward_case *c, enum case_part_id part)
+static void zero_page_0(struct forward_case *c, enum case_part_id cache)
 {
-    const struct case_shape *shape = &c->shapes[part];
-    size_t size = (size_t)shape->shape[3] * attn_dtype_size(shape->dtype);
-    fill_vectors(c, part, (double)NAN);
+    const struct case_shape *shape = &c->shapes[cache];
+    const size_t size = (size_t)shape->shape[shape->ndim - 1] * attn_dtype_size(shape->dtype);
     for (int64_t i = 0; i < shape->shape[1]; i++)
-        for (int64_t j = 0; j < shape->shape[2]; j++)
-            memset(case_vector(c, c->image, part, 0, i, j), 0, size);
+        for (int64_t j = 0; j < (shape->ndim > 3 ? shape->shape[2] : 1); j++)
+            memset(case_vector(c, c->image, cache, 0, i, j), 0, size);
 }
 
 static float scale_of(const struct forward_case *c, enum case_part_id part, int32_t s, int32_t j,
@@ -625,18 +623,6 @@ static void make_special(struct forward_case *c, int32_t s)
             make_special_vector(c, s, h, v);
 }
 
-/* NaN in one element of a value that all rows of the first sequence see: it is NaN in theirs. */
-static void make_seen_nan(struct forward_case *c)
-{
-    for (int32_t h = 0; h < c->spec.num_kv_heads && c->lengths.kv_len[0] > 0; h++) {
-        float *value = value_of(c, 0, 0, h), *element = &value[(3 + h) % c->spec.v_head_dim];
-        float before = *element;
-        *element = NAN;
-        put_key(c, 0, 0, h, key_of(c, 0, 0, h), value);
-        *element = before;
-    }
-}
-
 int32_t case_nan_key(const struct forward_case *c, int32_t s)
 {
     if (c->spec.seen_nan == NAN_NOWHERE || s % 2 != 0 || c->lengths.q_len[s] == 0)
@@ -648,11 +634,10 @@ int32_t case_nan_key(const struct forward_case *c, int32_t s)
     return -1;
 }
 
-static void put_nan(struct forward_case *c, int32_t s)
+/* In one element of a key or of its value; those that see it are NaN in all rows that do. */
+static void put_nan(struct forward_case *c, int32_t s, int32_t j, bool in_key)
 {
-    const int32_t j = case_nan_key(c, s);
-    const bool in_key = c->spec.seen_nan == NAN_IN_KEY;
-    for (int32_t h = 0; h < c->spec.num_kv_heads && j >= 0; h++) {
+    for (int32_t h = 0; h < c->spec.num_kv_heads; h++) {
         float *key = key_of(c, s, j, h), *value = value_of(c, s, j, h);
         float *element = in_key ? &key[c->spec.head_dim - 1] : &value[(3 + h) % c->spec.v_head_dim];
         const float before = *element;
@@ -696,32 +681,17 @@ static attn_status place_queries(struct forward_case *c, attn_error *error)
     return ATTN_OK;
 }
 
-static void zero_padding(struct forward_case *c)
+/* New rows of padding. */
+static void zero_padding(struct forward_case *c, enum case_part_id part)
 {
-    static const enum case_part_id inputs[] = {PART_K, PART_V, PART_C_KV, PART_K_PE};
     const struct case_lengths *l = &c->lengths;
-    for (int i = 0; i < 4; i++) {
-        const struct case_shape *shape = &c->shapes[inputs[i]];
-        int64_t heads = shape->ndim == 3 ? shape->shape[1] : 1;
-        size_t size = attn_dtype_size(shape->dtype);
-        if (!c->parts[inputs[i]].bytes)
-            continue;
-        for (int64_t row = l->first_new[l->num_real_seqs];
-             row < l->first_new[l->num_seqs] + l->spare; row++)
-            for (int64_t head = 0; head < heads; head++)
-                memset(case_vector(c, c->image, inputs[i], row, head, 0), 0,
-                       size * (size_t)shape->shape[shape->ndim - 1]);
-    }
-}
-
-/* What is not written is seen. */
-static void poison_outputs(struct forward_case *c)
-{
-    static const enum case_part_id outputs[] = {PART_OUT, PART_LSE, PART_OUT_SECOND,
-                                                PART_LSE_SECOND};
-    for (int i = 0; i < 4; i++)
-        if (c->parts[outputs[i]].bytes)
-            memset(c->image + c->parts[outputs[i]].offset, CASE_POISON, c->parts[outputs[i]].bytes);
+    const struct case_shape *shape = &c->shapes[part];
+    const int64_t heads = shape->ndim == 3 ? shape->shape[1] : 1;
+    const size_t size = (size_t)shape->shape[shape->ndim - 1] * attn_dtype_size(shape->dtype);
+    for (int64_t row = l->first_new[l->num_real_seqs]; row < l->first_new[l->num_seqs] + l->spare;
+         row++)
+        for (int64_t head = 0; head < heads; head++)
+            memset(case_vector(c, c->image, part, row, head, 0), 0, size);
 }
 
 /* What expanded keys were expanded from, to be saved. */
@@ -734,19 +704,23 @@ static void place_latents(struct forward_case *c, int32_t s)
 
 attn_status case_place_tokens(struct forward_case *c, attn_error *error)
 {
-    poison_outputs(c);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (case_part_is(part, CASE_POISONED)) /* what is not written is seen */
+            memset(c->image + c->parts[part].offset, CASE_POISON, c->parts[part].bytes);
     fill_vectors(c, PART_Q, (double)NAN);
     fill_vectors(c, PART_K, (double)NAN);
     fill_vectors(c, PART_V, (double)NAN);
-    if (c->spec.latent.kv_lora_rank > 0)
-        case_latent_poison(c);
-    for (enum case_part_id cache = PART_K_CACHE; cache <= PART_V_CACHE; cache++)
-        if (c->parts[cache].bytes)
-            fill_cache(c, cache);
+    fill_vectors(c, PART_K_CACHE, (double)NAN);
+    fill_vectors(c, PART_V_CACHE, (double)NAN);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (case_is_cache(c, part))
+            zero_page_0(c, part);
     if (case_has_indexer(&c->spec))
         case_indexer_place(c);
     attn_status status = place_queries(c, error);
-    zero_padding(c);
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++)
+        if (case_part_is(part, CASE_NEW) && c->parts[part].bytes)
+            zero_padding(c, part);
     for (int32_t s = 0; s < c->lengths.num_real_seqs && status == ATTN_OK; s++) {
         /* What is shared is put where it comes from. */
         for (int32_t j = case_sequence_at(&c->spec, s)->shared; j < c->lengths.kv_len[s]; j++)
@@ -756,10 +730,11 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
         status = hide_keys(c, s, error);
         if (case_is_special(c, s))
             make_special(c, s);
-        put_nan(c, s);
+        if (case_nan_key(c, s) >= 0)
+            put_nan(c, s, case_nan_key(c, s), c->spec.seen_nan == NAN_IN_KEY);
     }
-    if (c->spec.special_values)
-        make_seen_nan(c);
+    if (c->spec.special_values && c->lengths.kv_len[0] > 0) /* all rows of the sequence see it */
+        put_nan(c, 0, 0, false);
     return status;
 }
 

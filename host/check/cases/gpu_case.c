@@ -89,13 +89,11 @@ static void draw_lengths(const struct gpu_case *g, uint64_t number, int32_t real
     }
 }
 
-/* Which arrays there are and how tensors lie is drawn from c->seed, and must stay; all else is
- * drawn from `seed`. */
+/* Which arrays there are and how tensors lie is drawn from c->seed, and must stay; so are constants. All else is drawn
+ * from `seed`. */
 static attn_status fill(struct gpu_case *g, uint64_t seed)
 {
     struct forward_case *c = g->c;
-    attn_error *error = &g->error.base;
-    attn_status status = ATTN_OK;
     free(c->pages);
     free(c->needles);
     case_tokens_destroy(c->tokens);
@@ -105,18 +103,7 @@ static attn_status fill(struct gpu_case *g, uint64_t seed)
     c->num_needles = 0;
     memset(c->image, CASE_RED, c->bytes);
     c->seed = c->batch_seed = seed;
-    if (c->spec.kv_layout)
-        status = case_assign_pages(c, error);
-    if (status == ATTN_OK) {
-        case_fill_batch(c, &c->lengths, c->image);
-        status = case_make_tokens(c, error);
-    }
-    c->seed = c->batch_seed = g->seed;
-    if (status != ATTN_OK)
-        return status;
-    case_fill_constants(c);
-    c->seed = c->batch_seed = seed;
-    status = case_place_tokens(c, error);
+    attn_status status = case_fill(c, g->seed, &g->error.base);
     c->seed = c->batch_seed = g->seed;
     return status;
 }
@@ -245,8 +232,7 @@ attn_status gpu_upload(struct gpu_case *g, enum gpu_contents contents)
     memcpy(pinned, c->image, c->bytes);
     if (contents == GPU_PADDING)
         case_write_padding(c, &lengths, pinned);
-    case_bring_plan(c, pinned);
-    return device_copy(c->device, c->memory, pinned, c->bytes, g->session->stream, &g->error.base);
+    return session_bring(g->session, c, pinned, &g->error.base);
 }
 
 /* Host arrays are copied while it is planned, if a backend copies any. */
@@ -266,13 +252,8 @@ attn_status gpu_prepare(struct gpu_case *g, enum gpu_contents contents)
 attn_status gpu_forward(struct gpu_case *g, enum gpu_contents contents, uint32_t flags)
 {
     struct case_lengths lengths;
-    attn_status status = ATTN_OK;
     lengths_of(g, contents, &lengths);
-    for (int second = 0; second <= g->c->spec.read_only_layer && status == ATTN_OK; second++)
-        status =
-            session_call(g->session, g->c, &lengths,
-                         &(struct case_call){.second = second, .flags = flags}, &g->error.base);
-    return status;
+    return session_call_all(g->session, g->c, &lengths, flags, &g->error.base);
 }
 
 attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents)

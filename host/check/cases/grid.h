@@ -17,7 +17,6 @@
 #ifndef HOST_CHECK_CASES_GRID_H
 #define HOST_CHECK_CASES_GRID_H
 
-#include "host/check/cases/answers.h"
 #include "host/check/check.h"
 #include "host/check/cases/forward_case.h"
 
@@ -172,10 +171,10 @@ struct grid {
     struct grid_point base; /* as plain as the backend allows */
     struct grid_point *points;
     int32_t num_points, room;
-    char digest[65];   /* SHA-256 of the points, as grid_spec() reads them */
-    uint32_t notes;    /* ATTN_NOTE_* of the base */
-    char refusal[512]; /* why there is no base; "" = there is one */
-    struct answers *answers;
+    char digest[65];         /* SHA-256 of the points, as grid_spec() reads them */
+    uint32_t notes;          /* ATTN_NOTE_* of the base */
+    char refusal[512];       /* why there is no base; "" = there is one */
+    struct answers *answers; /* of query, by problem (grid.c) */
     bool remembers; /* while points are chosen and counted; a case poses its own questions, so that
                      * what they leave does not depend on the cases before it */
 };

@@ -4,6 +4,8 @@
  */
 #include "host/check/cases/grid.h"
 
+#include "host/base/text.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -354,22 +356,14 @@ bool grid_spec(const struct grid *grid, const struct grid_point *point, struct c
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
-/* Writes "RULE, RULE ..." piece by piece. */
-struct rule_list {
-    char *text;
-    size_t size, length;
-};
-
-static void add_rule(struct rule_list *list, const char *rule, bool is)
+/* One more of "RULE, RULE ...", if it is exercised. */
+static void add_rule(strbuf *list, const char *rule, bool is)
 {
-    if (!is || list->length >= list->size)
-        return;
-    int count = snprintf(list->text + list->length, list->size - list->length, "%s%s",
-                         list->length ? ", " : "", rule);
-    list->length += count > 0 ? (size_t)count : 0;
+    if (is)
+        strbuf_appendf(list, "%s%s", list->length ? ", " : "", rule);
 }
 
-static void add_meanings(struct rule_list *list, const uint8_t *value)
+static void add_meanings(strbuf *list, const uint8_t *value)
 {
     uint8_t mask = value[AXIS_MASK];
     bool custom = mask >= MASK_FULL && mask <= MASK_QLEN_POSITIONS;
@@ -398,11 +392,11 @@ static void add_meanings(struct rule_list *list, const uint8_t *value)
 void grid_rules(const struct grid_point *point, char *text, size_t size)
 {
     const uint8_t *value = point->value;
-    struct rule_list list = {text, size, 0};
+    strbuf list;
     uint8_t source = value[AXIS_SOURCE];
     bool cached = value[AXIS_TYPE] != TYPE_ENCODER_ONLY;
     bool saved = source == SOURCE_SAVED || source == SOURCE_SOME_SAVED || source == SOURCE_SHARED;
-    text[0] = '\0';
+    strbuf_init(&list);
     add_meanings(&list, value);
     add_rule(&list, "KV-01", cached && saved);
     add_rule(&list, "KV-02", cached && source != SOURCE_SAVED);
@@ -412,4 +406,6 @@ void grid_rules(const struct grid_point *point, char *text, size_t size)
     add_rule(&list, "KV-08", value[AXIS_FORM] != 0);
     add_rule(&list, "KV-16", cached && value[AXIS_INPUTS] >= INPUTS_Q_E4M3);
     add_rule(&list, "CAPT-04", value[AXIS_PADDING] != 0);
+    snprintf(text, size, "%s", strbuf_text(&list));
+    strbuf_finish(&list);
 }

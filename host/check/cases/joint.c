@@ -96,13 +96,6 @@ static bool good(struct case_verdict *verdict, attn_status status, const host_er
     return false;
 }
 
-static attn_status bring(const struct case_session *session, struct forward_case *c,
-                         attn_error *error)
-{
-    case_bring_plan(c, c->image);
-    return device_copy(c->device, c->memory, c->image, c->bytes, session->stream, error);
-}
-
 /* What was planned from is gone afterwards, and lies where it lay the time before. */
 static attn_status plan(struct case_session *session, struct joint *joint, attn_error *error)
 {
@@ -115,7 +108,7 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
         struct forward_case *c = joint->cases[n];
         struct case_place place;
         session_place(session, c, false, &place);
-        status = bring(session, c, error);
+        status = session_bring(session, c, c->image, error);
         case_view_init(c->planned, c, &c->lengths, &place);
         if (n == 0) {
             batch = c->planned->batch;
@@ -160,11 +153,11 @@ bool joint_plan(struct case_session *session, struct joint *joint, struct case_v
     host_error error;
     host_error_init(&error);
     *verdict = (struct case_verdict){.good = true};
-    if (!good(verdict, session_enter(session, &error.base), &error, "entering the device"))
+    if (!good(verdict, device_enter(session->device, &error.base), &error, "entering the device"))
         return false;
     bool planned =
         good(verdict, plan(session, joint, &error.base), &error, "init_forward_metadata");
-    session_leave(session);
+    device_leave(session->device);
     return planned;
 }
 
@@ -174,10 +167,10 @@ void joint_judge_planned(struct case_session *session, struct joint *joint,
     host_error error;
     host_error_init(&error);
     *verdict = (struct case_verdict){.good = true};
-    if (!good(verdict, session_enter(session, &error.base), &error, "entering the device"))
+    if (!good(verdict, device_enter(session->device, &error.base), &error, "entering the device"))
         return;
     bool ran = execute(session, joint, verdict);
-    session_leave(session);
+    device_leave(session->device);
     session->num_runs++;
     if (!ran)
         session_begin_anew(session);

@@ -10,8 +10,6 @@
 
 #include "host/base/error.h"
 
-#define ROLE(name) (UINT64_C(1) << ATTN_ROLE_##name)
-
 int32_t kind_count(const struct check *check, const struct check_subject *subject)
 {
     if (check->cases)
@@ -81,9 +79,7 @@ struct case_session *kind_session(const struct kind_case *k, const struct check_
 
 void kind_judge_into(struct kind_case *k, struct case_verdict *verdict)
 {
-    struct numerics_noted noted = {k->run, &k->at.spec};
-    const struct case_run how = numerics_repeats(&noted);
-    case_session_repeat(k->session, k->c, &how, verdict);
+    numerics_judge_into(k->run, k->session, k->c, &k->at.spec, verdict);
 }
 
 bool kind_judge(struct kind_case *k)
@@ -138,24 +134,20 @@ static bool accepts_forward(struct kind_case *k)
 /* What a forward writes: outputs, states, and caches from page 1 on. If it differs, `where` says where first. */
 static bool same_results(const struct forward_case *c, const char *first, char *where, size_t size)
 {
-    static const enum case_part_id written[] = {
-        PART_OUT,          PART_LSE,          PART_STATE,
-        PART_CONV_STATE,   PART_INDEX_LOGITS, PART_SPARSE_INDICES,
-        PART_SPARSE_COUNT, PART_K_CACHE,      PART_V_CACHE,
-        PART_LATENT_CACHE, PART_LABEL_CACHE};
-    for (int n = 0; n < 11; n++) {
-        const struct case_part *part = &c->parts[written[n]];
-        bool cache = n >= 7;
-        if (!part->bytes || c->shapes[written[n]].shape[0] <= cache)
+    for (enum case_part_id p = 0; p < CASE_PARTS; p++) {
+        const struct case_part *part = &c->parts[p];
+        const bool is_cache = case_part_is(p, CASE_CACHE);
+        if (!part->bytes || !(is_cache || case_part_is(p, CASE_OUTPUT | CASE_POOL)) ||
+            c->shapes[p].shape[0] <= is_cache)
             continue;
-        uint64_t at = (uint64_t)(case_vector(c, c->actual, written[n], cache, 0, 0) - c->actual);
+        uint64_t at = (uint64_t)(case_vector(c, c->actual, p, is_cache, 0, 0) - c->actual);
         if (memcmp(first + at, c->actual + at, part->offset + part->bytes - at) == 0)
             continue;
         while (first[at] == c->actual[at])
             at++;
-        snprintf(where, size, "%s, byte %llu: got 0x%02x, before 0x%02x",
-                 case_part_name(written[n]), (unsigned long long)(at - part->offset),
-                 (uint8_t)c->actual[at], (uint8_t)first[at]);
+        snprintf(where, size, "%s, byte %llu: got 0x%02x, before 0x%02x", case_part_name(p),
+                 (unsigned long long)(at - part->offset), (uint8_t)c->actual[at],
+                 (uint8_t)first[at]);
         return false;
     }
     return true;

@@ -18,19 +18,6 @@ enum { DRAW_LINEAR = ATTN_ROLE_COUNT + 9, DRAW_FAINT, DRAW_CUTS };
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
 
-enum case_part_id linear_part_of(uint32_t role)
-{
-    static const enum case_part_id parts[ATTN_ROLE_COUNT] = {
-        [ATTN_ROLE_MIXED_QKV] = PART_MIXED_QKV,     [ATTN_ROLE_OUT] = PART_OUT,
-        [ATTN_ROLE_GATE_A] = PART_GATE_A,           [ATTN_ROLE_GATE_B] = PART_GATE_B,
-        [ATTN_ROLE_GATE_Z] = PART_GATE_Z,           [ATTN_ROLE_A_LOG] = PART_A_LOG,
-        [ATTN_ROLE_DT_BIAS] = PART_DT_BIAS,         [ATTN_ROLE_D_SKIP] = PART_D_SKIP,
-        [ATTN_ROLE_CONV_WEIGHT] = PART_CONV_WEIGHT, [ATTN_ROLE_CONV_BIAS] = PART_CONV_BIAS,
-        [ATTN_ROLE_CONV_STATE] = PART_CONV_STATE,   [ATTN_ROLE_STATE] = PART_STATE,
-    };
-    return parts[role];
-}
-
 void linear_lengths_init(struct case_lengths *l, const struct linear_spec *spec)
 {
     const int32_t count = spec->num_sequences;
@@ -82,30 +69,21 @@ static int64_t row_of(const struct case_shape *shape)
     return shape->ndim > 1 ? shape->strides[1] * shape->shape[1] : 1;
 }
 
-static void add_operand(struct forward_case *c, uint32_t role, attn_dtype dtype, uint32_t ndim,
-                        const int64_t *extents, int64_t gap)
+static void add_operand(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
+                        uint32_t ndim, const int64_t *extents, int64_t gap)
 {
     const struct linear_spec *spec = &c->spec.linear;
-    enum case_part_id part = linear_part_of(role);
-    struct case_shape *shape = &c->shapes[part];
-    int64_t count = 1;
-    *shape =
+    c->shapes[part] =
         (struct case_shape){.ndim = ndim,
                             .dtype = dtype,
                             .byte_offset = spec->exactly_aligned ? case_byte_offset(c, dtype) : 64};
-    gap = gap_between(spec, dtype, extents[ndim - 1], gap);
-    for (uint32_t d = ndim; d-- > 0;) {
-        shape->shape[d] = extents[d];
-        shape->strides[d] = count + (d == 0 && ndim > 1 ? gap : 0);
-        count = shape->strides[d] * extents[d];
-    }
     if (spec->exactly_aligned) /* an odd multiple of what is promised */
         c->bytes = round_up(c->bytes + CASE_RED_ZONE, 2 * CASE_ALIGNMENT) - CASE_RED_ZONE;
-    case_add_part(c, part, shape->byte_offset + (uint64_t)count * attn_dtype_size(dtype));
+    case_add_shape(c, part, extents, 0, gap_between(spec, dtype, extents[ndim - 1], gap));
 }
 
-#define ADD(role, dtype, gap, ...)                                                                 \
-    add_operand(c, ATTN_ROLE_##role, dtype,                                                        \
+#define ADD(part, dtype, gap, ...)                                                                 \
+    add_operand(c, PART_##part, dtype,                                                             \
                 (uint32_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),                    \
                 (int64_t[]){__VA_ARGS__}, gap)
 
@@ -260,12 +238,6 @@ static int32_t sequence_at(const struct forward_case *c, int32_t s)
     return s < count ? (s + c->spec.linear.turn) % count : s;
 }
 
-static bool has_rows(uint32_t role)
-{
-    return role == ATTN_ROLE_MIXED_QKV || role == ATTN_ROLE_GATE_A || role == ATTN_ROLE_GATE_B ||
-           role == ATTN_ROLE_GATE_Z;
-}
-
 /* The row that has the same contents in the batch that is not turned. */
 static int64_t row_unturned(const struct forward_case *c, int64_t row)
 {
@@ -280,16 +252,16 @@ static int64_t row_unturned(const struct forward_case *c, int64_t row)
     return row;
 }
 
-static void fill_operand(struct forward_case *c, uint32_t role)
+static void fill_operand(struct forward_case *c, enum case_part_id part)
 {
-    const enum case_part_id part = linear_part_of(role);
+    const uint32_t role = case_part_kinds[part].number;
     const struct case_shape *tensor = &c->shapes[part];
     int64_t outer = tensor->shape[0], inner = 1;
     int dimension = head_dimension(role);
     for (uint32_t d = 1; d < tensor->ndim; d++)
         inner *= tensor->shape[d];
     for (int64_t o = 0; o < outer; o++) {
-        int64_t from = has_rows(role) ? row_unturned(c, o) : o;
+        int64_t from = case_part_is(part, CASE_ROWS) ? row_unturned(c, o) : o;
         for (int64_t n = 0; n < inner; n++) {
             int64_t head = dimension == 0   ? o
                            : dimension == 1 ? n / (tensor->ndim == 3 ? tensor->shape[2] : 1)
@@ -397,29 +369,27 @@ static attn_status fill_arrays(struct forward_case *c, attn_error *error)
 }
 
 /* One slot of a pool to state `number`. */
-static void fill_slot(struct forward_case *c, uint32_t role, int32_t slot, int32_t number)
+static void fill_slot(struct forward_case *c, enum case_part_id part, int32_t slot, int32_t number)
 {
-    const enum case_part_id part = linear_part_of(role);
     const struct case_shape *pool = &c->shapes[part];
     int64_t size = row_of(pool);
     for (int64_t n = 0; n < size; n++)
         dtype_store(pool->dtype, first_of(c, part), slot * pool->strides[0] + n,
-                    value_of(c, role, number * size + n, 0));
+                    value_of(c, case_part_kinds[part].number, number * size + n, 0));
 }
 
 /* Pools: NaN but for slots that are read, and slot 0, which holds what a state that was dropped has
  * left there. */
-static void fill_pool(struct forward_case *c, uint32_t role)
+static void fill_pool(struct forward_case *c, enum case_part_id part)
 {
-    const enum case_part_id part = linear_part_of(role);
     const struct case_shape *pool = &c->shapes[part];
     for (int64_t slot = 0; slot < c->num_pages; slot++)
         memset(case_vector(c, c->image, part, slot, 0, 0), CASE_POISON,
                (uint64_t)row_of(pool) * attn_dtype_size(pool->dtype));
-    fill_slot(c, role, 0, 0);
+    fill_slot(c, part, 0, 0);
     for (int32_t s = 0; s < c->lengths.num_real_seqs; s++)
         if (array_of(c, PART_INITIAL)[s])
-            fill_slot(c, role, array_of(c, PART_STATE_SLOT)[s], 1 + sequence_at(c, s));
+            fill_slot(c, part, array_of(c, PART_STATE_SLOT)[s], 1 + sequence_at(c, s));
 }
 
 /* An operand's bytes from row `row` on. */
@@ -433,17 +403,16 @@ static void set_bytes(struct forward_case *c, enum case_part_id part, int64_t ro
 attn_status linear_fill(struct forward_case *c, attn_error *error)
 {
     attn_status status = fill_arrays(c, error);
-    for (uint32_t role = 0; role < ATTN_ROLE_COUNT && status == ATTN_OK; role++) {
-        const enum case_part_id part = linear_part_of(role);
-        if (!part || !c->parts[part].bytes)
+    for (enum case_part_id part = 0; part < CASE_PARTS && status == ATTN_OK; part++) {
+        if (!c->parts[part].bytes || !case_part_is(part, CASE_OPERAND))
             continue;
-        if (role == ATTN_ROLE_STATE || role == ATTN_ROLE_CONV_STATE)
-            fill_pool(c, role);
-        else if (role == ATTN_ROLE_OUT)
+        if (case_part_is(part, CASE_POOL))
+            fill_pool(c, part);
+        else if (case_part_is(part, CASE_OUTPUT))
             set_bytes(c, part, 0, CASE_POISON);
         else
-            fill_operand(c, role);
-        if (has_rows(role))
+            fill_operand(c, part);
+        if (case_part_is(part, CASE_ROWS))
             set_bytes(c, part, first_padding(c), 0);
     }
     return status;
@@ -521,12 +490,12 @@ static attn_status put_arrays(struct forward_case *c, struct case_session *sessi
 }
 
 /* Operands whose rows begin with row `row`: a DECODE batch has its sequences in rows 0, 1 ... */
-static void shift_rows(struct case_view *view, int32_t row)
+static void shift_rows(struct case_view *view, const struct forward_case *c, int32_t row)
 {
-    static const uint32_t roles[] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A, ATTN_ROLE_GATE_B,
-                                     ATTN_ROLE_GATE_Z, ATTN_ROLE_OUT};
-    for (size_t n = 0; n < sizeof roles / sizeof roles[0]; n++) {
-        attn_tensor *tensor = &view->tensors[roles[n]];
+    for (enum case_part_id part = 0; part < CASE_PARTS; part++) {
+        if (!c->parts[part].bytes || !case_part_is(part, CASE_ROWS | CASE_OUTPUT))
+            continue;
+        attn_tensor *tensor = &view->tensors[case_part_kinds[part].number];
         tensor->shape[0] -= row;
         tensor->byte_offset +=
             (uint64_t)(row * tensor->strides[0]) * attn_dtype_size(tensor->dtype);
@@ -534,38 +503,19 @@ static void shift_rows(struct case_view *view, int32_t row)
     }
 }
 
-void linear_view_part(struct case_view *view, const struct forward_case *c,
-                      const struct linear_part *part)
+/* For the oracle a part that decodes is a row where the batch has it. */
+void linear_view_part(struct case_view *view, const struct forward_case *c, bool for_backend)
 {
+    const struct linear_part *part = c->part;
     if (!part->snapshots)
         view->states[c->spec.linear.state_group].snapshots = (attn_i32_array){NULL, NULL};
-    view->batch.mode = part->mode;
+    view->batch.mode = for_backend ? part->mode : (uint32_t)ATTN_MODE_EXTEND;
     view->batch.num_seqs = view->batch.num_real_seqs = 1;
     view->batch.num_tokens = view->batch.num_real_tokens = part->rows;
     view->batch.max_q_len = part->rows > 1 ? part->rows : 1;
     view->batch.num_decode_seqs = view->batch.first_decode_seq = view->batch.decode_q_len = 0;
-}
-
-/* Between session_enter() and session_leave(). */
-static attn_status call(struct forward_case *c, struct case_session *session,
-                        const struct linear_part *part, attn_error *error)
-{
-    const attn_backend_ops *ops = session->backend.type->ops;
-    struct case_place place;
-    struct case_view view;
-    session_place(session, c, false, &place);
-    case_view_init(c->planned, c, &c->lengths, &place);
-    linear_view_part(c->planned, c, part);
-    attn_status status =
-        ops->init_forward_metadata(session->metadata, &c->planned->batch, session->stream, error);
-    case_forget_plan(c);
-    if (status != ATTN_OK)
-        return status;
-    case_view_init(&view, c, &c->lengths, &place);
-    if (part->mode == ATTN_MODE_DECODE)
-        shift_rows(&view, c->lengths.first_row[part->sequence] + part->first);
-    return (part->mode == ATTN_MODE_DECODE ? ops->forward_decode : ops->forward_extend)(
-        session->metadata, c->posed.layers[0].layer_id, &view.args, session->stream, error);
+    if (view->batch.mode == ATTN_MODE_DECODE)
+        shift_rows(view, c, c->lengths.first_row[part->sequence] + part->first);
 }
 
 attn_status linear_case_forward(struct forward_case *c, struct case_session *session,
@@ -575,11 +525,15 @@ attn_status linear_case_forward(struct forward_case *c, struct case_session *ses
     if (status == ATTN_OK)
         status = session_spoil_scratch(session, error);
     if (status == ATTN_OK)
-        status = session_enter(session, error);
+        status = device_enter(session->device, error);
     if (status != ATTN_OK)
         return status;
-    status = call(c, session, part, error);
-    session_leave(session);
+    c->part = part;
+    status = session_plan(session, c, &c->lengths, 0, error);
+    if (status == ATTN_OK)
+        status = session_call(session, c, &c->lengths, &(struct case_call){.second = false}, error);
+    c->part = NULL;
+    device_leave(session->device);
     session->num_runs++;
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
 }
@@ -587,12 +541,10 @@ attn_status linear_case_forward(struct forward_case *c, struct case_session *ses
 /* What the oracle reads: `before`, with the arrays of the part, which the device has now. */
 static void take_arrays(const struct forward_case *c, char *before)
 {
-    static const enum case_part_id arrays[] = {PART_Q_INDPTR, PART_STATE_SLOT, PART_STATE_DST,
-                                               PART_INITIAL,  PART_SEQ_LENS,   PART_PREFIX_LENS,
-                                               PART_REQUESTS};
-    for (size_t n = 0; n < sizeof arrays / sizeof arrays[0]; n++) {
-        const struct case_part *part = &c->parts[arrays[n]];
-        memcpy(before + part->offset, c->actual + part->offset, part->bytes);
+    for (enum case_part_id n = 0; n < CASE_PARTS; n++) {
+        const struct case_part *part = &c->parts[n];
+        if (!case_part_is(n, CASE_OPERAND))
+            memcpy(before + part->offset, c->actual + part->offset, part->bytes);
     }
 }
 

@@ -27,9 +27,6 @@ void linear_lengths_init(struct case_lengths *lengths, const struct linear_spec 
 void linear_lay_out(struct forward_case *c);
 attn_status linear_fill(struct forward_case *c, attn_error *error);
 
-/* The part of an operand of this role; 0 = there is none. */
-enum case_part_id linear_part_of(uint32_t role);
-
 /* Slots that a forward may write to, slot 0 among them: take what is there for expected. */
 void linear_allow_slots(const struct forward_case *c, char *expected, char *actual);
 
@@ -61,8 +58,7 @@ attn_status linear_case_forward(struct forward_case *c, struct case_session *ses
 void linear_case_judge_part(struct forward_case *c, struct case_session *session,
                             const struct linear_part *part, struct case_verdict *verdict);
 
-/* The batch that a part is, in a view of all of it. */
-void linear_view_part(struct case_view *view, const struct forward_case *c,
-                      const struct linear_part *part);
+/* The batch that the case's part is, in a view of all of it. */
+void linear_view_part(struct case_view *view, const struct forward_case *c, bool for_backend);
 
 #endif /* HOST_CHECK_CASES_LINEAR_CASE_H */

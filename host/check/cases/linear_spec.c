@@ -5,6 +5,7 @@
 #include "host/check/cases/linear_case.h"
 
 #include "host/base/dtype.h"
+#include "host/base/text.h"
 #include "host/check/cases/draw.h"
 
 #include <math.h>
@@ -141,8 +142,10 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
     static const char *const modes[] = {"extend", "decode", "mixed", "idle", "verify", "draft"};
     static const char *const absent[] = {"", ", no dst_slot", ", no has_initial",
                                          ", no dst_slot or has_initial"};
-    size_t length = (size_t)snprintf(
-        text, size,
+    strbuf line;
+    strbuf_init(&line);
+    strbuf_appendf(
+        &line,
         "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
         "D %d, dt %g..%g, lower bound %g%s%s%s%s, gap %d, first row %d, padding %d, turn %d, "
         "state group %d, rows",
@@ -158,21 +161,20 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
                           : "",
         absent[spec->absent], spec->bare && !spec->absent ? ", bare" : "", spec->gap,
         spec->first_row, spec->padded, spec->turn, spec->state_group);
-    if (length < size && spec->mode == ATTN_MODE_MIXED)
-        length += (size_t)snprintf(text + length, size - length, " (the %s %d decode, of %d)",
-                                   spec->decodes_first ? "first" : "last", spec->decodes,
-                                   spec->decode_q_len);
-    if (length < size && (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8))
-        length += (size_t)snprintf(text + length, size - length, " (%d sequences, %d more, %s)",
-                                   spec->num_sequences, spec->spare,
-                                   spec->spread == SPREAD_PAGES   ? "many slots"
-                                   : spec->spread == SPREAD_BYTES ? "slots far apart"
-                                                                  : "slots side by side");
-    for (int32_t s = 0; s < spec->num_sequences && s < LINEAR_CASE_MAX_SEQS && length < size; s++)
-        length += (size_t)snprintf(
-            text + length, size - length, " %d%s%s%s", spec->sequences[s].rows,
-            spec->sequences[s].has_initial ? "i" : "", spec->sequences[s].in_place ? "p" : "",
-            spec->sequences[s].dropped ? "d" : "");
+    if (spec->mode == ATTN_MODE_MIXED)
+        strbuf_appendf(&line, " (the %s %d decode, of %d)", spec->decodes_first ? "first" : "last",
+                       spec->decodes, spec->decode_q_len);
+    if (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8)
+        strbuf_appendf(&line, " (%d sequences, %d more, %s)", spec->num_sequences, spec->spare,
+                       spec->spread == SPREAD_PAGES   ? "many slots"
+                       : spec->spread == SPREAD_BYTES ? "slots far apart"
+                                                      : "slots side by side");
+    for (int32_t s = 0; s < spec->num_sequences && s < LINEAR_CASE_MAX_SEQS; s++)
+        strbuf_appendf(
+            &line, " %d%s%s%s", spec->sequences[s].rows, spec->sequences[s].has_initial ? "i" : "",
+            spec->sequences[s].in_place ? "p" : "", spec->sequences[s].dropped ? "d" : "");
+    snprintf(text, size, "%s", strbuf_text(&line));
+    strbuf_finish(&line);
 }
 
 /* ---- The problem ----------------------------------------------------------------------------- */

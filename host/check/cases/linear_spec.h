@@ -6,10 +6,29 @@
 #define HOST_CHECK_CASES_LINEAR_SPEC_H
 
 #include "attn_plugin.h"
-#include "host/check/cases/far_pool.h"
-#include "host/check/cases/host_arrays.h"
+#include "host/check/cases/far_memory.h"
+
+#include "host/base/mix.h"
 
 #include <stdbool.h>
+
+/* Host arrays of a batch. Those that the verdict names are present; of the others all, none or some are, so a backend
+ * must test before it reads one. */
+enum case_host {
+    HOST_DRAWN,  /* by the seed, one of the others */
+    HOST_NEEDED, /* those of the verdict alone */
+    HOST_SOME,   /* each of the others or not, by the seed */
+    HOST_ALL
+};
+
+/* Is array number `part`, which the verdict does not name, on the host? */
+static inline bool case_host_has(enum case_host host, uint64_t seed, uint32_t part)
+{
+    static const enum case_host drawn[] = {HOST_NEEDED, HOST_SOME, HOST_SOME, HOST_ALL};
+    if (host == HOST_DRAWN)
+        host = drawn[mix_stream(seed, 0) >> 62];
+    return host == HOST_ALL || (host == HOST_SOME && mix_stream(seed, 1 + (uint64_t)part) >> 63);
+}
 
 /* Sequences that a spec lists; beyond them the first LINEAR_CASE_REPEATED come again. */
 enum { LINEAR_CASE_MAX_SEQS = 8, LINEAR_CASE_REPEATED = 7 };

@@ -138,27 +138,35 @@ struct case_session *numerics_session(struct check_run *run, const struct forwar
     return session;
 }
 
+/* What the note on a repetition says. */
+struct noted {
+    struct check_run *run;
+    const struct case_spec *spec;
+};
+
 static void note_repetition(void *ctx, int32_t n)
 {
-    const struct numerics_noted *noted = ctx;
+    const struct noted *noted = ctx;
     char what[SPEC_TEXT];
     case_spec_describe(noted->spec, what, sizeof what);
     check_note(noted->run, "repetition %d of %d; %s", n, noted->run->subject->repeat, what);
 }
 
-struct case_run numerics_repeats(struct numerics_noted *noted)
+void numerics_judge_into(struct check_run *run, struct case_session *session,
+                         struct forward_case *c, const struct case_spec *spec,
+                         struct case_verdict *verdict)
 {
-    return (struct case_run){
-        .repeat = noted->run->subject->repeat, .note = note_repetition, .ctx = noted};
+    struct noted noted = {run, spec};
+    const struct case_run how = {
+        .repeat = run->subject->repeat, .note = note_repetition, .ctx = &noted};
+    case_session_repeat(session, c, &how, verdict);
 }
 
 bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
                     const struct case_spec *spec)
 {
-    struct numerics_noted noted = {run, spec};
-    const struct case_run how = numerics_repeats(&noted);
     struct case_verdict verdict;
-    case_session_repeat(session, c, &how, &verdict);
+    numerics_judge_into(run, session, c, spec, &verdict);
     if (!verdict.good)
         numerics_report_case(run, c, spec, &verdict);
     return verdict.good;
@@ -167,11 +175,17 @@ bool numerics_judge(struct check_run *run, struct case_session *session, struct 
 bool numerics_judge_alone(struct check_run *run, struct forward_case *c,
                           const struct case_spec *spec, const attn_options *options)
 {
-    const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
-    struct case_session *session = numerics_session(run, c, spec, options, &exactly);
-    bool good = session && numerics_judge(run, session, c, spec);
-    case_session_destroy(session);
-    return good;
+    struct case_backend backend = numerics_backend(run->subject, options);
+    struct noted noted = {run, spec};
+    const struct case_run how = {.exact_memory = true,
+                                 .repeat = run->subject->repeat,
+                                 .note = note_repetition,
+                                 .ctx = &noted};
+    struct case_verdict verdict;
+    forward_case_judge(c, &backend, &how, &verdict);
+    if (!verdict.good)
+        numerics_report_case(run, c, spec, &verdict);
+    return verdict.good;
 }
 
 /* What is left out has the base's value. */
@@ -222,17 +236,9 @@ double numerics_unit(attn_dtype dtype)
 
 void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options)
 {
-    struct case_backend backend = numerics_backend(run->subject, options);
-    struct numerics_noted noted = {run, spec};
-    struct case_run repeated = numerics_repeats(&noted);
-    struct case_verdict verdict;
     struct forward_case *c = numerics_case(run, spec, NULL);
-    if (!c)
-        return;
-    repeated.exact_memory = true;
-    forward_case_judge(c, &backend, &repeated, &verdict);
-    if (!verdict.good)
-        numerics_report_case(run, c, spec, &verdict);
+    if (c)
+        numerics_judge_alone(run, c, spec, options);
     forward_case_destroy(c);
 }
 

@@ -30,15 +30,11 @@ struct case_session *numerics_session(struct check_run *run, const struct forwar
                                       const struct case_spec *spec, const attn_options *options,
                                       const struct case_setup *setup);
 
-/* How often a case is run: as the subject says, with a note for each repetition. `noted` has to
- * outlive what is made of it. */
-struct numerics_noted {
-    struct check_run *run;
-    const struct case_spec *spec;
-};
-struct case_run numerics_repeats(struct numerics_noted *noted);
-
-/* Judge a case in a session, as often as the subject says. False: it was reported. */
+/* Run a case in a session, as often as the subject says, with a note for each repetition. And judge it. False: it was
+ * reported. */
+void numerics_judge_into(struct check_run *run, struct case_session *session,
+                         struct forward_case *c, const struct case_spec *spec,
+                         struct case_verdict *verdict);
 bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
                     const struct case_spec *spec);
 

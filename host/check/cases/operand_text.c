@@ -5,10 +5,10 @@
 #include "host/check/cases/operand_text.h"
 
 #include "host/base/operand_roles.h"
+#include "host/base/text.h"
 
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
 
 uint64_t operand_span(const attn_tensor *tensor)
 {
@@ -30,34 +30,26 @@ static bool is_dense(const attn_tensor *tensor)
     return true;
 }
 
-static void append(char *text, size_t size, const char *more)
+static void append_numbers(strbuf *text, const char *before, uint32_t count, const int64_t *numbers)
 {
-    size_t length = strlen(text);
-    snprintf(text + length, size - length, "%s", more);
-}
-
-static void append_numbers(char *text, size_t size, const char *before, uint32_t count,
-                           const int64_t *numbers)
-{
-    append(text, size, before);
-    for (uint32_t d = 0; d < count; d++) {
-        char number[32];
-        snprintf(number, sizeof number, d ? ", %lld" : "[%lld", (long long)numbers[d]);
-        append(text, size, number);
-    }
-    append(text, size, "]");
+    strbuf_append(text, before);
+    for (uint32_t d = 0; d < count; d++)
+        strbuf_appendf(text, d ? ", %lld" : "[%lld", (long long)numbers[d]);
+    strbuf_append(text, "]");
 }
 
 void operand_text(const attn_tensor *const operands[ATTN_ROLE_COUNT], char *text, size_t size)
 {
-    text[0] = '\0';
+    strbuf all;
+    strbuf_init(&all);
     for (uint32_t role = 0; role < ATTN_ROLE_COUNT; role++) {
         const attn_tensor *tensor = operands[role];
         if (!tensor || is_dense(tensor))
             continue;
-        append(text, size, "; ");
-        append(text, size, role_name(role));
-        append_numbers(text, size, " ", tensor->ndim, tensor->shape);
-        append_numbers(text, size, " strides ", tensor->ndim, tensor->strides);
+        strbuf_appendf(&all, "; %s", role_name(role));
+        append_numbers(&all, " ", tensor->ndim, tensor->shape);
+        append_numbers(&all, " strides ", tensor->ndim, tensor->strides);
     }
+    snprintf(text, size, "%s", strbuf_text(&all));
+    strbuf_finish(&all);
 }

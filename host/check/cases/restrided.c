@@ -11,7 +11,7 @@
 #include "host/base/mix.h"
 #include "host/base/operand_roles.h"
 #include "host/check/cases/draw.h"
-#include "host/check/cases/far_pool.h"
+#include "host/check/cases/far_memory.h"
 #include "host/check/cases/operand_text.h"
 
 enum { LEAD = 256, TAIL = 256, POISON = 0xFF };
@@ -103,64 +103,37 @@ static char *place(const struct moved *m, char *base, const attn_tensor *tensor,
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* What copies to and from the device need. */
-struct passage {
-    const struct restrided *restrided;
-    attn_stream stream;
-    attn_status status;
-    attn_error *error;
-};
-
-/* What is done with the vectors of a moved operand: `bytes` of one, in the original and the copy.
- */
-typedef void (*use_vector)(struct passage *passage, char *original, char *copy, size_t bytes);
-
-static void put(struct passage *passage, char *original, char *copy, size_t bytes)
-{
-    (void)passage;
-    memcpy(copy, original, bytes);
-}
-
-/* And poison is left in the copy. */
-static void take(struct passage *passage, char *original, char *copy, size_t bytes)
-{
-    (void)passage;
-    memcpy(original, copy, bytes);
-    memset(copy, POISON, bytes);
-}
-
-/* The same where the copy is the device's own memory, too large for an image of it. */
-static void put_far(struct passage *passage, char *original, char *copy, size_t bytes)
-{
-    if (passage->status == ATTN_OK)
-        passage->status = device_copy(passage->restrided->device, copy, original, bytes,
-                                      passage->stream, passage->error);
-}
-
-static void take_far(struct passage *passage, char *original, char *copy, size_t bytes)
-{
-    put_far(passage, copy, original, bytes);
-}
-
-/* `base`: where the copy's memory is looked for, in its image or on the device. */
-static void each_vector(struct moved *m, char *base, use_vector use, struct passage *passage)
+/* Each vector from the original to the copy, or back; then poison is left in the copy. A copy that is far has no image:
+ * it is in the device's own memory. */
+static attn_status copy_vectors(const struct restrided *restrided, struct moved *m, bool back,
+                                attn_stream stream, attn_error *error)
 {
     const attn_tensor *from = m->from;
     uint32_t last = from->ndim - 1;
     int64_t index[ATTN_MAX_DIMS] = {0}, count = 1;
     size_t bytes = (size_t)from->shape[last] * attn_dtype_size(from->dtype);
+    attn_status status = ATTN_OK;
     for (uint32_t d = 0; d < last; d++)
         count *= from->shape[d];
-    for (int64_t n = 0; n < count && bytes > 0; n++) {
+    for (int64_t n = 0; n < count && bytes > 0 && status == ATTN_OK; n++) {
         int64_t old = 0, new = 0;
         for (uint32_t d = 0; d < last; d++) {
             old += index[d] * from->strides[d];
             new += index[d] * m->to.strides[d];
         }
-        use(passage, place(m, m->original, from, old), place(m, base, &m->to, new), bytes);
+        char *original = place(m, m->original, from, old);
+        char *copy = place(m, m->is_far ? m->memory : m->image, &m->to, new);
+        if (m->is_far)
+            status = device_copy(restrided->device, back ? original : copy, back ? copy : original,
+                                 bytes, stream, error);
+        else
+            memcpy(back ? original : copy, back ? copy : original, bytes);
+        if (back && !m->is_far)
+            memset(copy, POISON, bytes);
         for (uint32_t d = last; d-- > 0 && ++index[d] == from->shape[d];)
             index[d] = 0;
     }
+    return status;
 }
 
 static char *first_byte(const attn_tensor *tensor)
@@ -200,7 +173,6 @@ static attn_status allocate(const struct restrided *restrided, uint32_t role, st
 static attn_status move(const struct restrided *restrided, uint32_t role, const attn_tensor *from,
                         struct moved *m, attn_stream stream, attn_error *error)
 {
-    struct passage passage = {restrided, stream, ATTN_OK, error};
     *m = (struct moved){.from = from, .to = *from, .is_far = restrided->form == RESTRIDED_FAR};
     if (m->is_far)
         set_far_strides(restrided, &m->to);
@@ -216,12 +188,10 @@ static attn_status move(const struct restrided *restrided, uint32_t role, const 
         device_copy_wait(restrided->device, m->original, first_byte(from), m->span, stream, error);
     if (status != ATTN_OK)
         return status;
-    if (m->is_far) {
-        each_vector(m, m->memory, put_far, &passage);
-        return passage.status;
-    }
+    if (m->is_far)
+        return copy_vectors(restrided, m, false, stream, error);
     memset(m->image, POISON, m->bytes);
-    each_vector(m, m->image, put, &passage);
+    copy_vectors(restrided, m, false, stream, error);
     return device_copy_wait(restrided->device, m->memory, m->image, m->bytes, stream, error);
 }
 
@@ -229,16 +199,14 @@ static attn_status move(const struct restrided *restrided, uint32_t role, const 
 static attn_status move_back(const struct restrided *restrided, uint32_t role, struct moved *m,
                              attn_stream stream, attn_error *error)
 {
-    struct passage passage = {restrided, stream, ATTN_OK, error};
     attn_status status = m->is_far ? device_synchronize(restrided->device, stream, error)
                                    : device_copy_wait(restrided->device, m->image, m->memory,
                                                       m->bytes, stream, error);
     if (status != ATTN_OK)
         return status;
-    each_vector(m, m->is_far ? m->memory : m->image, m->is_far ? take_far : take, &passage);
-    status = m->is_far && passage.status == ATTN_OK
-                 ? device_synchronize(restrided->device, stream, error)
-                 : passage.status;
+    status = copy_vectors(restrided, m, true, stream, error);
+    if (m->is_far && status == ATTN_OK)
+        status = device_synchronize(restrided->device, stream, error);
     for (uint64_t i = 0; status == ATTN_OK && m->image && i < m->bytes; i++)
         if ((uint8_t)m->image[i] != POISON)
             return host_fail(error, ATTN_INTERNAL,

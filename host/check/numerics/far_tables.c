@@ -7,7 +7,7 @@
  *
  * As restrided.h does it for operands: the case and its judgement know nothing of it.
  */
-#include "host/check/cases/far_pool.h"
+#include "host/check/cases/far_memory.h"
 #include "host/check/cases/front.h"
 #include "host/check/cases/kind.h"
 

@@ -72,6 +72,22 @@ static struct child_subject *require_subject(struct check_child *child, const cJ
     return NULL;
 }
 
+/* What the check of an id is about: the file, or a backend. NULL and the answer says why. */
+static const struct check_subject *require_view(struct check_child *child, const cJSON *question,
+                                                const struct check **check, int32_t *index,
+                                                cJSON *answer)
+{
+    char backend[CASE_ID_SIZE];
+    if (!case_id_parse(json_text(question, "id"), backend, check, index)) {
+        conclude(answer, CHECK_USAGE, "no such check");
+        return NULL;
+    }
+    if ((*check)->needs & CHECK_ONCE)
+        return &child->file_view;
+    const struct child_subject *subject = require_subject(child, question, backend, answer);
+    return subject ? &subject->view : NULL;
+}
+
 static void answer_subject(struct check_child *child, const cJSON *question, cJSON *answer)
 {
     char device[16], platform[32], about[256];
@@ -135,20 +151,11 @@ static void add_grid(cJSON *answer, const struct check_subject *view)
 
 static void answer_count(struct check_child *child, const cJSON *question, cJSON *answer)
 {
-    char backend[CASE_ID_SIZE];
     const struct check *check;
     int32_t index, count = -1;
-    const struct check_subject *view = &child->file_view;
-    if (!case_id_parse(json_text(question, "id"), backend, &check, &index)) {
-        conclude(answer, CHECK_USAGE, "no such check");
+    const struct check_subject *view = require_view(child, question, &check, &index, answer);
+    if (!view)
         return;
-    }
-    if (!(check->needs & CHECK_ONCE)) {
-        const struct child_subject *subject = require_subject(child, question, backend, answer);
-        if (!subject)
-            return;
-        view = &subject->view;
-    }
     const char *skip = check->needs & CHECK_ONCE ? NULL : misses(view, check);
     if (!skip)
         count = kind_count(check, view);
@@ -207,24 +214,16 @@ static void run_case(struct check_run *run, cJSON *answer)
 
 static void answer_run(struct check_child *child, const cJSON *question, cJSON *answer)
 {
-    char backend[CASE_ID_SIZE];
-    const struct check *check;
-    struct check_run run = {.trail = child->trail};
-    if (!case_id_parse(json_text(question, "id"), backend, &check, &run.index) ||
-        !text_parse_uint64(json_text(question, "seed"), &run.seed)) {
+    struct check_run run = {.trail = child->trail,
+                            .without = (uint32_t)json_number(question, "without")};
+    run.subject = require_view(child, question, &run.check, &run.index, answer);
+    if (!run.subject)
+        return;
+    if (!text_parse_uint64(json_text(question, "seed"), &run.seed)) {
         conclude(answer, CHECK_USAGE, "no such case");
         return;
     }
-    run.check = check;
     run.index = run.index < 0 ? 0 : run.index;
-    run.without = (uint32_t)json_number(question, "without");
-    run.subject = &child->file_view;
-    if (!(check->needs & CHECK_ONCE)) {
-        const struct child_subject *subject = require_subject(child, question, backend, answer);
-        if (!subject)
-            return;
-        run.subject = &subject->view;
-    }
     run_case(&run, answer);
 }
 
