@@ -101,23 +101,20 @@ attn_status reference_mla_find_absorbed(reference_call *call, const attn_forward
 
 /* ---- Cache ----------------------------------------------------------------------------------- */
 
-/* Elements of the latent that share a scale in mla.latent_fp8/1. */
-enum { SCALED = 128 };
-
 int32_t reference_mla_packed_bytes(const attn_mla_dims *mla)
 {
-    return mla->kv_lora_rank + mla->kv_lora_rank / SCALED * (int32_t)sizeof(float) +
+    return mla->kv_lora_rank + mla->kv_lora_rank / REFERENCE_MLA_SCALED * (int32_t)sizeof(float) +
            2 * mla->rope_dim;
 }
 
 attn_status reference_mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype,
                                        attn_error *error)
 {
-    if (mla->kv_lora_rank % SCALED != 0)
+    if (mla->kv_lora_rank % REFERENCE_MLA_SCALED != 0)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_lora_rank %d in " ATTN_LAYOUT_MLA_LATENT_FP8
                          ": accepted multiples of %d",
-                         mla->kv_lora_rank, SCALED);
+                         mla->kv_lora_rank, REFERENCE_MLA_SCALED);
     if (kv_dtype != ATTN_FP8_E4M3)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "kv_dtype %s in " ATTN_LAYOUT_MLA_LATENT_FP8 ": accepted %s",
@@ -190,11 +187,11 @@ static char *latent_row(const reference_call *call, const attn_tensor *cache, in
 
 /* ---- Storing --------------------------------------------------------------------------------- */
 
-/* The scale of SCALED elements: the least power of two that brings the largest finite one into e4m3. */
+/* The scale of a block: the least power of two that brings its largest finite element into e4m3. */
 static float scale_of(const double *x)
 {
     float largest = 0, scale = FLT_MIN;
-    for (int32_t d = 0; d < SCALED; d++) {
+    for (int32_t d = 0; d < REFERENCE_MLA_SCALED; d++) {
         float magnitude = fabsf((float)x[d]);
         if (magnitude > largest && !isinf(magnitude))
             largest = magnitude;
@@ -208,15 +205,16 @@ void reference_mla_pack(const attn_mla_dims *mla, attn_dtype dtype, const void *
                         const void *k_pe, void *row)
 {
     int32_t lora = mla->kv_lora_rank, element = attn_dtype_size(dtype);
-    char *scales = (char *)row + lora, *pe = scales + lora / SCALED * (int32_t)sizeof(float);
-    for (int64_t first = 0; first < lora; first += SCALED) {
-        double x[SCALED];
-        dtype_to_double(dtype, (const char *)c_kv + first * element, SCALED, x);
+    char *scales = (char *)row + lora,
+         *pe = scales + lora / REFERENCE_MLA_SCALED * (int32_t)sizeof(float);
+    for (int64_t first = 0; first < lora; first += REFERENCE_MLA_SCALED) {
+        double x[REFERENCE_MLA_SCALED];
+        dtype_to_double(dtype, (const char *)c_kv + first * element, REFERENCE_MLA_SCALED, x);
         float scale = scale_of(x);
-        memcpy(scales + first / SCALED * (int64_t)sizeof scale, &scale, sizeof scale);
-        float narrow[SCALED];
-        dtype_from_double(ATTN_F32, x, SCALED, narrow);
-        dtype_quantise_all(ATTN_FP8_E4M3, narrow, SCALED, scale, (char *)row + first);
+        memcpy(scales + first / REFERENCE_MLA_SCALED * (int64_t)sizeof scale, &scale, sizeof scale);
+        float narrow[REFERENCE_MLA_SCALED];
+        dtype_from_double(ATTN_F32, x, REFERENCE_MLA_SCALED, narrow);
+        dtype_quantise_all(ATTN_FP8_E4M3, narrow, REFERENCE_MLA_SCALED, scale, (char *)row + first);
     }
     for (int32_t d = 0; d < mla->rope_dim; d++)
         dtype_store(ATTN_BF16, pe, d, dtype_load(dtype, k_pe, d));
@@ -253,8 +251,8 @@ static void round_latent(const reference_call *call, int32_t count, double *x)
         dtype_as_stored(call->problem->kv_dtype, x, count, scale);
         return;
     }
-    for (int32_t d = 0; d < lora; d += SCALED)
-        dtype_as_stored(ATTN_FP8_E4M3, x + d, SCALED, scale_of(x + d));
+    for (int32_t d = 0; d < lora; d += REFERENCE_MLA_SCALED)
+        dtype_as_stored(ATTN_FP8_E4M3, x + d, REFERENCE_MLA_SCALED, scale_of(x + d));
     dtype_as_stored(ATTN_BF16, x + lora, count - lora, 1);
 }
 
@@ -273,12 +271,12 @@ void reference_mla_unpack(const attn_mla_dims *mla, const void *row, int32_t cou
 {
     int32_t lora = mla->kv_lora_rank;
     const char *scales = (const char *)row + lora;
-    const char *pe = scales + lora / SCALED * (int32_t)sizeof(float);
+    const char *pe = scales + lora / REFERENCE_MLA_SCALED * (int32_t)sizeof(float);
     dtype_to_double(ATTN_FP8_E4M3, row, lora, x);
-    for (int32_t part = 0; part < lora / SCALED; part++) {
+    for (int32_t part = 0; part < lora / REFERENCE_MLA_SCALED; part++) {
         float scale;
         memcpy(&scale, scales + part * (int32_t)sizeof scale, sizeof scale);
-        for (int32_t d = part * SCALED; d < (part + 1) * SCALED; d++)
+        for (int32_t d = part * REFERENCE_MLA_SCALED; d < (part + 1) * REFERENCE_MLA_SCALED; d++)
             x[d] *= (double)scale;
     }
     dtype_to_double(ATTN_BF16, pe, count - lora, x + lora);

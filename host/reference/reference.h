@@ -283,6 +283,9 @@ int64_t reference_compare_kv(const attn_problem *problem, const attn_tensor *cac
 attn_status reference_mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype,
                                        attn_error *error);
 
+/* Elements of c_kv that share a scale in such a row. */
+enum { REFERENCE_MLA_SCALED = 128 };
+
 /* Bytes of such a row. */
 int32_t reference_mla_packed_bytes(const attn_mla_dims *mla);
 

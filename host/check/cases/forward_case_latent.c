@@ -6,7 +6,6 @@
 #include "host/check/cases/forward_case_private.h"
 
 #include "host/base/dtype.h"
-#include "host/kinds/mla.h"
 
 #include <float.h>
 #include <math.h>
@@ -113,15 +112,15 @@ void case_latent_make(struct forward_case *c)
 /* Scales of another writer, that of vLLM and SGLang: the largest magnitude of a block / 448. */
 static void rescale(int32_t lora, const float *latent, char *row)
 {
-    for (int32_t first = 0; first < lora; first += MLA_PACKED_SCALED) {
+    for (int32_t first = 0; first < lora; first += REFERENCE_MLA_SCALED) {
         float scale = 0;
-        for (int32_t d = first; d < first + MLA_PACKED_SCALED; d++)
+        for (int32_t d = first; d < first + REFERENCE_MLA_SCALED; d++)
             if (isfinite(latent[d]))
                 scale = fmaxf(scale, fabsf(latent[d]) / 448);
         scale = fmaxf(scale, FLT_MIN);
-        memcpy(row + lora + first / MLA_PACKED_SCALED * (int32_t)sizeof scale, &scale,
+        memcpy(row + lora + first / REFERENCE_MLA_SCALED * (int32_t)sizeof scale, &scale,
                sizeof scale);
-        for (int32_t d = first; d < first + MLA_PACKED_SCALED; d++)
+        for (int32_t d = first; d < first + REFERENCE_MLA_SCALED; d++)
             dtype_quantise(ATTN_FP8_E4M3, row, d, latent[d], scale);
     }
 }
