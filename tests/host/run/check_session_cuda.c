@@ -102,13 +102,18 @@ static void tear_down(void)
     unlink(trace_path);
 }
 
+static void set_all(struct run *run, const char *const settings[SETTINGS])
+{
+    for (int s = 0; s < SETTINGS && settings[s]; s++)
+        set(run, "%s", settings[s]);
+}
+
 /* Run with up to SETTINGS settings more. */
 static void go_with(struct run *run, const char *device, const char *backend,
                     const char *const settings[SETTINGS])
 {
     begin(run, device, backend);
-    for (int s = 0; s < SETTINGS && settings[s]; s++)
-        set(run, "%s", settings[s]);
+    set_all(run, settings);
     go(run);
 }
 
@@ -122,6 +127,38 @@ static void check_equal_counts(const struct report *a, const struct report *b)
     ck_assert_int_eq(a->tokens.recomputed, b->tokens.recomputed);
     ck_assert_int_eq(a->tokens.encoded, b->tokens.encoded);
     ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
+}
+
+/* A good run by the fixture on a device with new counters, which it leaves empty. */
+static void go_good(struct run *run, const char *const settings[SETTINGS])
+{
+    prepare_device();
+    go_with(run, "cuda:0", "fixture", settings);
+    check_good(run, fake.first_fault());
+    check_device();
+}
+
+/* The same of a run to compare others with: the next one has a new device. */
+static void go_plain(struct run *run, const char *const settings[SETTINGS])
+{
+    set_up();
+    go_good(run, settings);
+    prepare_device();
+}
+
+/* A good run that came to the other's results. */
+static void check_same(const struct run *run, const struct run *other)
+{
+    check_good(run, fake.first_fault());
+    check_equal_counts(&run->report, &other->report);
+    ck_assert_str_eq(run->report.digest, other->report.digest);
+}
+
+static void end_both(struct run *a, struct run *b)
+{
+    finish(a);
+    finish(b);
+    tear_down();
 }
 
 /* The identity that holds whatever was computed twice. */
@@ -254,8 +291,7 @@ LOOP_OF(runs, results_are_equal, 0, COUNT(variants))
     set_up();
     for (int i = 0; i < 3; i++) {
         begin(&runs[i], i ? "cuda:0" : "cpu", i ? "fixture" : "cpu_native");
-        for (int s = 0; s < SETTINGS && variants[_i][s]; s++)
-            set(&runs[i], "%s", variants[_i][s]);
+        set_all(&runs[i], variants[_i]);
         set(&runs[i], "cuda_graph.enable=%s", i == 1 ? "no" : "yes");
         prepare_device();
         go(&runs[i]);
@@ -289,11 +325,8 @@ TEST_OF(runs, digest_does_not_depend_on_the_schedule)
     struct run runs[5];
     set_up();
     for (int i = 0; i < 5; i++) {
-        prepare_device();
-        go_with(&runs[i], "cuda:0", "fixture", schedules[i]);
-        check_good(&runs[i], fake.first_fault());
+        go_good(&runs[i], schedules[i]);
         ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
-        check_device();
     }
     for (int i = 0; i < 5; i++)
         finish(&runs[i]);
@@ -323,9 +356,7 @@ TEST_OF(runs, digest_does_not_depend_on_drafts)
     struct run runs[5];
     set_up();
     for (int i = 0; i < 5; i++) {
-        prepare_device();
-        go_with(&runs[i], "cuda:0", "fixture", ways[i]);
-        check_good(&runs[i], fake.first_fault());
+        go_good(&runs[i], ways[i]);
         ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
         ck_assert_int_eq(runs[i].report.drafts.present, i > 0);
         ck_assert_int_eq(runs[i].report.drafts.verifications > 0, i > 0);
@@ -333,7 +364,6 @@ TEST_OF(runs, digest_does_not_depend_on_drafts)
         if (i > 0)
             ck_assert_int_eq(runs[i].report.verify.rows_checked,
                              count_drafted_rows(&runs[i].report));
-        check_device();
     }
     for (int i = 0; i < 5; i++)
         finish(&runs[i]);
@@ -374,9 +404,7 @@ LOOP_OF(runs, turned_down_drafts_are_judged, 0, 3)
     static const size_t sizes[] = {sizeof(cuda_fixture_params)};
     struct run right, wrong;
     set_up();
-    go_with(&right, "cuda:0", "fixture", ways[_i]);
-    check_good(&right, fake.first_fault());
-    check_device();
+    go_good(&right, ways[_i]);
     ck_assert_int_eq(right.report.graphs.count > 0, _i > 0);
     ck_assert_int_eq(right.report.drafts.accepted, 0);
     ck_assert_int_eq(right.report.verify.rows_checked, count_drafted_rows(&right.report));
@@ -386,9 +414,7 @@ LOOP_OF(runs, turned_down_drafts_are_judged, 0, 3)
     ck_assert_int_eq(wrong.code, EXIT_CHECK_FAILED);
     check_equal_counts(&wrong.report, &right.report);
     ck_assert_int_gt(wrong.report.verify.rows_failed, wrong.report.drafts.drafted / 2);
-    finish(&right);
-    finish(&wrong);
-    tear_down();
+    end_both(&right, &wrong);
 }
 
 /* Two instances over one KV cache, of which one reads pages and one slots, give what one gives;
@@ -401,25 +427,16 @@ LOOP_OF(runs, two_backends_share_the_cache, 0, 2)
          "workload.mixed=yes"},
     };
     struct run plain, pair;
-    set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){pairs[_i][2]});
-    check_good(&plain, fake.first_fault());
-    check_device();
-    prepare_device();
+    go_plain(&plain, (const char *const[SETTINGS]){pairs[_i][2]});
     begin(&pair, "cuda:0", "fixture");
-    for (int s = 0; s < SETTINGS && pairs[_i][s]; s++)
-        set(&pair, "%s", pairs[_i][s]);
+    set_all(&pair, pairs[_i]);
     set(&pair, "backend.other.type=cuda_fixture");
     set(&pair, "backend.other.index_form=csr");
     go(&pair);
-    check_good(&pair, fake.first_fault());
-    check_equal_counts(&pair.report, &plain.report);
-    ck_assert_str_eq(pair.report.digest, plain.report.digest);
+    check_same(&pair, &plain);
     ck_assert_uint_eq(pair.report.num_paths, 2);
     ck_assert_int_gt(pair.report.graphs.count, 0);
-    finish(&plain);
-    finish(&pair);
-    tear_down();
+    end_both(&plain, &pair);
 }
 
 /* ---- Shared prefixes ------------------------------------------------------------------------- */
@@ -602,11 +619,7 @@ TEST_OF(runs, children_tell_of_their_paths)
 LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
 {
     struct run plain, routed;
-    set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
-    check_good(&plain, fake.first_fault());
-    check_device();
-    prepare_device();
+    go_plain(&plain, (const char *const[SETTINGS]){NULL});
     begin(&routed, "cuda:0", "fixture");
     set(&routed, "cuda_graph.enable=%s", _i ? "no" : "yes");
     set(&routed, "attention.route.1=phase=decode batch=1 -> one");
@@ -617,9 +630,7 @@ LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
     set(&routed, "backend.two.index_form=csr");
     set(&routed, "backend.short.type=cuda_fixture");
     go(&routed);
-    check_good(&routed, fake.first_fault());
-    check_equal_counts(&routed.report, &plain.report);
-    ck_assert_str_eq(routed.report.digest, plain.report.digest);
+    check_same(&routed, &plain);
     ck_assert_int_eq(routed.report.graphs.count, _i ? 0 : CAPTURES);
     ck_assert_int_gt(rows_of(&routed, "one"), 0);
     ck_assert_int_gt(rows_of(&routed, "two"), 0);
@@ -627,10 +638,7 @@ LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
     const char *vain = strstr(routed.notes, "graphs: none takes the row 'phase=decode kv=0-30' (");
     ck_assert_msg((vain == NULL) == (_i == 1), "%s", routed.notes);
     ck_assert_ptr_null(vain ? strstr(vain + 1, "graphs: none takes") : NULL);
-    finish(&plain);
-    finish(&routed);
-    check_device();
-    tear_down();
+    end_both(&plain, &routed);
 }
 
 /* By phase, as speculative_attention_mode says, or by routes: another backend than that of prompts
@@ -646,14 +654,9 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
     };
     struct run plain, named;
     int way = _i / 2;
-    set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){TREES});
-    check_good(&plain, fake.first_fault());
-    check_device();
-    prepare_device();
+    go_plain(&plain, (const char *const[SETTINGS]){TREES});
     begin(&named, "cuda:0", "fixture");
-    for (int s = 0; s < SETTINGS && ways[way][s]; s++)
-        set(&named, "%s", ways[way][s]);
+    set_all(&named, ways[way]);
     set(&named, "cuda_graph.enable=%s", _i % 2 ? "no" : "yes");
     set(&named, "backend.one.type=cuda_fixture");
     set(&named, "backend.one.takes_trees=yes");
@@ -662,9 +665,7 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
     set(&named, "backend.two.takes_trees=yes");
     go(&named);
     const struct report *r = &named.report;
-    check_good(&named, fake.first_fault());
-    check_equal_counts(r, &plain.report);
-    ck_assert_str_eq(r->digest, plain.report.digest);
+    check_same(&named, &plain);
     ck_assert_int_eq(r->graphs.count > 0, _i % 2 == 0);
     int64_t verified = LAYERS * 6 * r->drafts.verifications, extended = r->drafts.draft_extend;
     ck_assert_int_gt(extended, 0);
@@ -672,9 +673,7 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
                                              : way == 1 ? 0
                                                         : verified);
     ck_assert_int_eq(rows_of(&named, "two"), way == 2 ? extended : -1);
-    finish(&plain);
-    finish(&named);
-    tear_down();
+    end_both(&plain, &named);
 }
 
 /* Measured on the device, with copies, streams and memory of the plugin's own, of which nothing is
@@ -682,11 +681,7 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
 LOOP_OF(runs, autotune_measures_on_the_device, 0, 2)
 {
     struct run plain, tuned;
-    set_up();
-    go_with(&plain, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
-    check_good(&plain, fake.first_fault());
-    check_device();
-    prepare_device();
+    go_plain(&plain, (const char *const[SETTINGS]){NULL});
     begin(&tuned, "cuda:0", "best");
     set(&tuned, "cuda_graph.enable=%s", _i ? "no" : "yes");
     set(&tuned, "backend.best.type=autotune");
@@ -696,18 +691,13 @@ LOOP_OF(runs, autotune_measures_on_the_device, 0, 2)
     set(&tuned, "backend.other.type=cuda_fixture");
     set(&tuned, "backend.other.index_form=csr");
     go(&tuned);
-    check_good(&tuned, fake.first_fault());
-    check_equal_counts(&tuned.report, &plain.report);
-    ck_assert_str_eq(tuned.report.digest, plain.report.digest);
+    check_same(&tuned, &plain);
     ck_assert_int_eq(tuned.report.graphs.count, _i ? 0 : CAPTURES);
     ck_assert_msg(strstr(tuned.notes, "decode, 2-4 sequences, 1-512 keys: ") != NULL, "%s",
                   tuned.notes);
     ck_assert_ptr_nonnull(strstr(tuned.notes, "(measured, "));
     ck_assert_ptr_null(strstr(tuned.notes, "(not measured"));
-    finish(&plain);
-    finish(&tuned);
-    check_device();
-    tear_down();
+    end_both(&plain, &tuned);
 }
 
 /* What is asked for, the exit code, and a part of the message. */
@@ -766,9 +756,7 @@ TEST_OF(runs, graphs_need_free_memory)
     const char *message = host_error_text(&narrow.error);
     ck_assert_int_eq(narrow.code, EXIT_RUN_TIME);
     ck_assert_msg(strstr(message, "cuda_graph.bs: 1 graphs need ") != NULL, "%s", message);
-    finish(&roomy);
-    finish(&narrow);
-    tear_down();
+    end_both(&roomy, &narrow);
 }
 
 /* Decode steps are whole graphs; all of these were captured before the first step, the largest
@@ -1000,14 +988,10 @@ LOOP_OF(runs, a_slow_device_gives_the_same, 0, 6)
     most_ahead = 0;
     watch_launches(hold_each_layer);
     go_with(&slow, "cuda:0", "fixture", settings[_i]);
-    check_good(&slow, fake.first_fault());
-    check_equal_counts(&slow.report, &fast.report);
-    ck_assert_str_eq(slow.report.digest, fast.report.digest);
+    check_same(&slow, &fast);
     if (_i < 2)
         ck_assert_int_eq(most_ahead, EXECUTOR_MAX_IN_FLIGHT - 1);
-    tear_down();
-    finish(&fast);
-    finish(&slow);
+    end_both(&fast, &slow);
 }
 
 /* ---- Failures -------------------------------------------------------------------------------- */
@@ -1163,110 +1147,103 @@ static void check_told(const struct run *run, const struct run *undisturbed, int
     ck_assert_msg(*host_error_text(&run->error), "call %d: no message", (int)n);
 }
 
-/* Whatever call it is that is refused. What it was to release goes with the context. */
-LOOP_OF(failures, any_call_fails_once, 0, SWEEPS)
+/* Runs of which one call fails each: what is left, or was lost, is judged; does the run count? */
+struct sweep {
+    cuda_result error;
+    bool is_final; /* the driver gives this process no new context */
+    bool from_a_forward,
+        to_a_forward; /* calls from the first forward on, or before it; neither: all */
+    bool (*judge)(const struct run *run, const struct run *undisturbed, int i, uint64_t n);
+};
+
+static void sweep(int i, const struct sweep *how)
 {
     struct run undisturbed;
+    int counted = 0;
     set_up();
-    go_undisturbed(&undisturbed, _i);
+    go_undisturbed(&undisturbed, i);
     check_device();
-    for (uint64_t n = 1 + (uint64_t)_i; n <= calls_of_run; n += stride()) {
+    uint64_t first = how->from_a_forward ? calls_of_set_up : 1;
+    uint64_t end = how->to_a_forward ? calls_of_set_up : calls_of_run + 1;
+    for (uint64_t n = first + (uint64_t)i; n < end; n += stride()) {
         struct run run;
         prepare_device();
-        fake.inject(NULL, n, CUDA_ERROR_OUT_OF_MEMORY);
-        begin_to_lose(&run, _i);
+        if (how->is_final)
+            fake.set_loss_final(1);
+        fake.inject(NULL, n, how->error);
+        begin_to_lose(&run, i);
         go(&run);
-        check_told(&run, &undisturbed, _i, n);
-        ck_assert_int_eq(run.report.device_losses, 0);
-        ck_assert_msg(*fake.first_fault() == '\0', "call %d: %s", (int)n, fake.first_fault());
+        counted += how->judge(&run, &undisturbed, i, n);
+        if (how->error == CUDA_ERROR_ILLEGAL_ADDRESS)
+            check_device_after(&run);
         finish(&run);
     }
+    ck_assert_int_gt(counted, 10);
     finish(&undisturbed);
     fake.reset();
     tear_down();
+}
+
+static bool is_refused(const struct run *run, const struct run *undisturbed, int i, uint64_t n)
+{
+    check_told(run, undisturbed, i, n);
+    ck_assert_int_eq(run->report.device_losses, 0);
+    ck_assert_msg(*fake.first_fault() == '\0', "call %d: %s", (int)n, fake.first_fault());
+    return true;
+}
+
+static bool survives(const struct run *run, const struct run *undisturbed, int i, uint64_t n)
+{
+    ck_assert_msg(run->code == EXIT_GOOD, "call %d of %d: exit %d: %s", (int)n, (int)calls_of_run,
+                  run->code, host_error_text(&run->error));
+    check_recovered(run, undisturbed, i);
+    ck_assert_int_le(run->report.device_losses, 1);
+    return run->report.device_losses > 0;
+}
+
+/* Before the device was open, to which the first question for its memory belongs, there is nothing to make again. */
+static bool survives_once_open(const struct run *run, const struct run *undisturbed, int i,
+                               uint64_t n)
+{
+    check_told(run, undisturbed, i, n);
+    ck_assert_msg(run->code == EXIT_GOOD || fake.num_calls("cuMemGetInfo") == 0,
+                  "call %d of %d: exit %d: %s", (int)n, (int)calls_of_set_up, run->code,
+                  host_error_text(&run->error));
+    return run->report.device_losses > 0;
+}
+
+static bool tells(const struct run *run, const struct run *undisturbed, int i, uint64_t n)
+{
+    check_told(run, undisturbed, i, n);
+    return run->code == EXIT_RUN_TIME;
+}
+
+/* Whatever call it is that is refused. What it was to release goes with the context. */
+LOOP_OF(failures, any_call_fails_once, 0, SWEEPS)
+{
+    sweep(_i, &(struct sweep){.error = CUDA_ERROR_OUT_OF_MEMORY, .judge = is_refused});
 }
 
 /* The device is lost at a call, from the first forward on: everything is prefilled again. */
 LOOP_OF(failures, a_loss_is_survived, 0, SWEEPS)
 {
-    struct run undisturbed;
-    int survived = 0;
-    set_up();
-    go_undisturbed(&undisturbed, _i);
-    check_device();
-    for (uint64_t n = calls_of_set_up + (uint64_t)_i; n <= calls_of_run; n += stride()) {
-        struct run run;
-        prepare_device();
-        fake.inject(NULL, n, CUDA_ERROR_ILLEGAL_ADDRESS);
-        begin_to_lose(&run, _i);
-        go(&run);
-        ck_assert_msg(run.code == EXIT_GOOD, "call %d of %d: exit %d: %s", (int)n,
-                      (int)calls_of_run, run.code, host_error_text(&run.error));
-        check_recovered(&run, &undisturbed, _i);
-        ck_assert_int_le(run.report.device_losses, 1);
-        survived += run.report.device_losses > 0;
-        check_device_after(&run);
-        finish(&run);
-    }
-    ck_assert_int_gt(survived, 10);
-    finish(&undisturbed);
-    fake.reset();
-    tear_down();
+    sweep(_i, &(struct sweep){
+                  .error = CUDA_ERROR_ILLEGAL_ADDRESS, .from_a_forward = true, .judge = survives});
 }
 
-/* The same while pool, backends and graphs are made. Before the device was open, to which the first
- * question for its memory belongs, there is nothing to make again. */
+/* The same while pool, backends and graphs are made. */
 LOOP_OF(failures, a_loss_at_the_start_is_survived, 0, SWEEPS)
 {
-    struct run undisturbed;
-    int survived = 0;
-    set_up();
-    go_undisturbed(&undisturbed, _i);
-    check_device();
-    for (uint64_t n = 1 + (uint64_t)_i; n < calls_of_set_up; n += stride()) {
-        struct run run;
-        prepare_device();
-        fake.inject(NULL, n, CUDA_ERROR_ILLEGAL_ADDRESS);
-        begin_to_lose(&run, _i);
-        go(&run);
-        check_told(&run, &undisturbed, _i, n);
-        ck_assert_msg(run.code == EXIT_GOOD || fake.num_calls("cuMemGetInfo") == 0,
-                      "call %d of %d: exit %d: %s", (int)n, (int)calls_of_set_up, run.code,
-                      host_error_text(&run.error));
-        survived += run.report.device_losses > 0;
-        check_device_after(&run);
-        finish(&run);
-    }
-    ck_assert_int_gt(survived, 10);
-    finish(&undisturbed);
-    fake.reset();
-    tear_down();
+    sweep(_i, &(struct sweep){.error = CUDA_ERROR_ILLEGAL_ADDRESS,
+                              .to_a_forward = true,
+                              .judge = survives_once_open});
 }
 
 /* Where the driver gives this process no new context, the run ends with an error. */
 LOOP_OF(failures, a_final_loss_is_told, 0, SWEEPS)
 {
-    struct run undisturbed;
-    int reported = 0;
-    set_up();
-    go_undisturbed(&undisturbed, _i);
-    check_device();
-    for (uint64_t n = 1 + (uint64_t)_i; n <= calls_of_run; n += stride()) {
-        struct run run;
-        prepare_device();
-        fake.set_loss_final(1);
-        fake.inject(NULL, n, CUDA_ERROR_ILLEGAL_ADDRESS);
-        begin_to_lose(&run, _i);
-        go(&run);
-        check_told(&run, &undisturbed, _i, n);
-        reported += run.code == EXIT_RUN_TIME;
-        check_device_after(&run);
-        finish(&run);
-    }
-    ck_assert_int_gt(reported, 10);
-    finish(&undisturbed);
-    fake.reset();
-    tear_down();
+    sweep(_i,
+          &(struct sweep){.error = CUDA_ERROR_ILLEGAL_ADDRESS, .is_final = true, .judge = tells});
 }
 
 /* Losses while a kernel runs and the host waits: launches of a backend up to the first one, and how
@@ -1304,9 +1281,7 @@ LOOP_OF(failures, losses_in_a_row, 0, 4)
         ck_assert_int_eq(run.code, EXIT_RUN_TIME);
         ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "CUDA_ERROR_LAUNCH_FAILED"));
     }
-    tear_down();
-    finish(&undisturbed);
-    finish(&run);
+    end_both(&undisturbed, &run);
 }
 
 /* Whatever kind of work it is that is lost; an image, or an encoder's keys, are made once more. */
@@ -1324,17 +1299,14 @@ LOOP_OF(failures, a_loss_in_each_kind_of_work, 0, COUNT(kinds_lost))
         launches_to_loss = has_graphs(kinds_lost[_i]) ? 16 : 4;
         begin(&runs[i], "cuda:0", "fixture");
         set(&runs[i], "kv_cache.prefix_cache=no");
-        for (int s = 0; s < SETTINGS && kinds_lost[_i][s]; s++)
-            set(&runs[i], "%s", kinds_lost[_i][s]);
+        set_all(&runs[i], kinds_lost[_i]);
         go(&runs[i]);
         check_recovered(&runs[i], &runs[0], 0);
         ck_assert_int_eq(runs[i].report.device_losses, i ? 2 : 0);
     }
     ck_assert_int_eq(runs[1].report.drafts.accepted, runs[0].report.drafts.accepted);
     ck_assert_int_ge(runs[1].report.tokens.encoded, runs[0].report.tokens.encoded);
-    tear_down();
-    finish(&runs[0]);
-    finish(&runs[1]);
+    end_both(&runs[0], &runs[1]);
 }
 
 GROUP(failures, .timeout = 120);
