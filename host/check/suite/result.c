@@ -153,6 +153,8 @@ void check_report_add(struct check_report *report, const struct check_result *re
     report->counts[made->code]++;
     if (report->tap)
         write_tap_result(made, report->num_results, report->tap);
+    if (report->added)
+        report->added(report->added_ctx, made);
 }
 
 struct check_backend *check_report_add_backend(struct check_report *report, const char *name)

@@ -59,9 +59,11 @@ struct check_report {
     struct waivers *waivers; /* borrowed; NULL = none */
     time_t started;
     int64_t ns;
-    int interrupted;     /* a signal; 0 = none */
-    const char *cut;     /* why nothing was run after the last result; NULL = all was */
-    FILE *tap;           /* results are written here as they come; NULL = nowhere */
+    int interrupted; /* a signal; 0 = none */
+    const char *cut; /* why nothing was run after the last result; NULL = all was */
+    FILE *tap;       /* results are written here as they come; NULL = nowhere */
+    void (*added)(void *ctx, const struct check_result *result); /* called for each; NULL = not */
+    void *added_ctx;
     const char *profile; /* what the backends were judged by; NULL = nothing */
     bool failed;         /* memory ran out: the list is not whole */
 };

@@ -7,6 +7,7 @@
 #endif
 #include "host/check/suite/shards.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,9 +35,8 @@ static cJSON *result_object(const struct check_result *result)
     return object;
 }
 
-static void write_all(int file, const char *text)
+static void write_all(int file, const char *text, size_t length)
 {
-    size_t length = strlen(text);
     for (size_t done = 0; done < length;) {
         ssize_t count = write(file, text + done, length - done);
         if (count <= 0)
@@ -45,30 +45,52 @@ static void write_all(int file, const char *text)
     }
 }
 
+static void send_line(int memory, cJSON *object)
+{
+    char *text = object ? cJSON_PrintUnformatted(object) : NULL;
+    size_t length = text ? strlen(text) : 0;
+    if (text) {
+        text[length] = '\n'; /* in the place of the 0 */
+        write_all(memory, text, length + 1);
+    }
+    cJSON_free(text);
+    cJSON_Delete(object);
+}
+
+/* Who sends, and where to. */
+struct sending {
+    const struct suite *suite;
+    int memory;
+};
+
+/* A result without a seed is of a check that has no cases here: the suite finds out itself. The end of the time for
+ * all is no result of the case that it cut short: others had theirs. */
+static void send_result(void *ctx, const struct check_result *result)
+{
+    const struct sending *sending = ctx;
+    if (result->seed != 0 && !sending->suite->late)
+        send_line(sending->memory, result_object(result));
+}
+
 /* A separate process; it does not come back. */
-static void be_shard(const struct check_params *params, size_t index, size_t count, int memory,
+static void be_shard(const struct check_params *params, const struct suite_shard *shard, int memory,
                      pid_t parent)
 {
     struct check_params own = *params;
     struct check_report report;
-    struct suite suite = {.shard = {.index = index, .count = count}};
+    struct suite suite = {.shard = *shard};
+    struct sending sending = {&suite, memory};
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != parent)
         _exit(1);
     own.jobs = 1;
     check_report_init(&report, &own);
+    report.added = send_result;
+    report.added_ctx = &sending;
     suite_run_shard(&suite, &own, &report);
-    /* The end of the time for all is no result of the case that it cut short: others had theirs. */
-    if (suite.late && report.num_results)
-        report.num_results--;
-    cJSON *found = cJSON_CreateObject();
-    cJSON *results = cJSON_AddArrayToObject(found, "results");
-    for (size_t r = 0; r < report.num_results; r++)
-        cJSON_AddItemToArray(results, result_object(&report.results[r]));
-    cJSON_AddItemToObject(found, "surroundings", surroundings_object(&suite));
-    char *text = cJSON_PrintUnformatted(found);
-    if (text && !report.failed)
-        write_all(memory, text);
+    cJSON *end = cJSON_CreateObject();
+    cJSON_AddItemToObject(end, "surroundings", surroundings_object(&suite));
+    send_line(memory, end);
     _exit(0);
 }
 
@@ -80,72 +102,90 @@ size_t shards_default(void)
     return half < 1 ? 1 : half > MAX_DEFAULT ? MAX_DEFAULT : (size_t)half;
 }
 
-void shards_start(struct shards *shards, const struct check_params *params, size_t count)
+static void start_one(struct shard *shard, const struct check_params *params,
+                      const struct suite_shard *which)
 {
-    *shards = (struct shards){.count = count};
-    shards->items = calloc(shards->count, sizeof *shards->items);
-    shards->count = shards->items ? shards->count : 0;
-    fflush(NULL); /* or it would be written twice */
-    for (size_t s = 0; s < shards->count; s++) {
-        struct shard *shard = &shards->items[s];
-        pid_t parent = getpid();
-        shard->memory = memfd_create("attnhost-shard", MFD_CLOEXEC);
-        shard->process = shard->memory < 0 ? 0 : fork();
-        if (shard->process == 0 && shard->memory >= 0)
-            be_shard(params, s, shards->count, shard->memory, parent);
-        if (shard->process < 0)
-            shard->process = 0;
-    }
+    const pid_t parent = getpid();
+    shard->memory = memfd_create("attnhost-shard", MFD_CLOEXEC);
+    shard->process = shard->memory < 0 ? 0 : fork();
+    if (shard->process == 0 && shard->memory >= 0)
+        be_shard(params, which, shard->memory, parent);
+    if (shard->process < 0)
+        shard->process = 0;
 }
 
+/* The last one holds the gate's other end until it ends. */
+void shards_start(struct shards *shards, const struct check_params *params, size_t count)
+{
+    int gate[2] = {-1, -1};
+    *shards = (struct shards){.count = count + 1};
+    shards->items = calloc(shards->count, sizeof *shards->items);
+    shards->count = shards->items && pipe2(gate, O_CLOEXEC) == 0 ? shards->count : 0;
+    fflush(NULL); /* or it would be written twice */
+    for (size_t s = shards->count; s-- > 0;) {
+        const bool is_alone = s + 1 == shards->count;
+        start_one(&shards->items[s], params,
+                  &(struct suite_shard){
+                      .index = s, .count = shards->count, .gate = is_alone ? -1 : gate[0]});
+        if (is_alone)
+            close(gate[1]);
+    }
+    if (gate[0] >= 0)
+        close(gate[0]);
+}
+
+/* ---- What they find -------------------------------------------------------------------------- */
+
+static void keep_line(struct shard *shard, cJSON *line)
+{
+    cJSON *surroundings = cJSON_DetachItemFromObjectCaseSensitive(line, "surroundings");
+    if (surroundings) {
+        cJSON_Delete(shard->surroundings);
+        shard->surroundings = surroundings;
+        cJSON_Delete(line);
+        return;
+    }
+    if (shard->num_results == shard->room) {
+        size_t room = 2 * shard->room + 64;
+        struct shard_result *grown = realloc(shard->results, room * sizeof *grown);
+        if (!grown) { /* the suite runs the case */
+            cJSON_Delete(line);
+            return;
+        }
+        shard->results = grown;
+        shard->room = room;
+    }
+    shard->results[shard->num_results++] =
+        (struct shard_result){.id = json_text(line, "id"),
+                              .code = (enum check_code)json_number(line, "code"),
+                              .ns = (int64_t)json_number(line, "ns"),
+                              .text = json_text(line, "text"),
+                              .trail = json_text(line, "trail"),
+                              .output = json_text(line, "output"),
+                              .line = line};
+}
+
+/* The lines that are whole by now. */
 static void read_found(struct shard *shard)
 {
     struct stat about;
-    if (shard->memory < 0 || fstat(shard->memory, &about) != 0 || about.st_size == 0)
+    if (shard->memory < 0 || fstat(shard->memory, &about) != 0 ||
+        (uint64_t)about.st_size <= shard->read)
         return;
     size_t size = (size_t)about.st_size;
     char *text = mmap(NULL, size, PROT_READ, MAP_PRIVATE, shard->memory, 0);
     if (text == MAP_FAILED)
         return;
-    shard->found = cJSON_ParseWithLength(text, size);
+    for (char *end; (end = memchr(text + shard->read, '\n', size - shard->read));
+         shard->read = (uint64_t)(end + 1 - text)) {
+        cJSON *line = cJSON_ParseWithLength(text + shard->read, (size_t)(end - text) - shard->read);
+        if (line)
+            keep_line(shard, line);
+    }
     munmap(text, size);
 }
 
-static int compare_ids(const void *a, const void *b)
-{
-    const struct shard_result *x = a, *y = b;
-    return strcmp(x->id, y->id);
-}
-
-static size_t count_results(const struct shards *shards)
-{
-    size_t count = 0;
-    for (size_t s = 0; s < shards->count; s++)
-        count += (size_t)cJSON_GetArraySize(
-            cJSON_GetObjectItemCaseSensitive(shards->items[s].found, "results"));
-    return count;
-}
-
-static void collect(struct shards *shards)
-{
-    shards->results = calloc(count_results(shards) + 1, sizeof *shards->results);
-    for (size_t s = 0; s < shards->count && shards->results; s++) {
-        const cJSON *item;
-        cJSON_ArrayForEach(item,
-                           cJSON_GetObjectItemCaseSensitive(shards->items[s].found, "results"))
-            shards->results[shards->num_results++] =
-            (struct shard_result){.id = json_text(item, "id"),
-                                  .code = (enum check_code)json_number(item, "code"),
-                                  .ns = (int64_t)json_number(item, "ns"),
-                                  .text = json_text(item, "text"),
-                                  .trail = json_text(item, "trail"),
-                                  .output = json_text(item, "output")};
-    }
-    if (shards->results)
-        qsort(shards->results, shards->num_results, sizeof *shards->results, compare_ids);
-}
-
-/* How many are still at work; those that ended are reaped. */
+/* How many are still at work; those that ended are reaped, and then read to the end. */
 static size_t count_working(struct shards *shards)
 {
     size_t working = 0;
@@ -154,47 +194,92 @@ static size_t count_working(struct shards *shards)
         if (shard->process && waitpid(shard->process, NULL, WNOHANG) == shard->process)
             shard->process = 0;
         working += shard->process != 0;
+        read_found(shard);
     }
     return working;
 }
 
-void shards_wait(struct shards *shards, struct suite *suite)
+/* A moment of waiting. An interruption ends the suite; shards are to say what they have. */
+static void pause_for(struct shards *shards, struct suite *suite, size_t working)
 {
-    bool signalled = false;
-    size_t working;
-    while ((working = count_working(shards))) {
-        char note[64];
-        snprintf(note, sizeof note, "%zu of %zu processes at work", working, shards->count);
-        progress_update(&suite->progress, 0, note);
-        sandbox_pause(&suite->sandbox, 100);
-        for (size_t s = 0; s < shards->count && suite->sandbox.interrupted && !signalled; s++)
-            if (shards->items[s].process)
-                kill(shards->items[s].process, SIGTERM);
-        signalled = suite->sandbox.interrupted != 0;
-    }
-    for (size_t s = 0; s < shards->count; s++) {
-        read_found(&shards->items[s]);
-        surroundings_merge(
-            suite, cJSON_GetObjectItemCaseSensitive(shards->items[s].found, "surroundings"));
-    }
-    collect(shards);
+    char note[64];
+    snprintf(note, sizeof note, "%zu of %zu processes at work", working, shards->count);
+    progress_update(&suite->progress, 0, note);
+    sandbox_pause(&suite->sandbox, 20);
+    for (size_t s = 0; s < shards->count && suite->sandbox.interrupted && !shards->is_signalled;
+         s++)
+        if (shards->items[s].process)
+            kill(shards->items[s].process, SIGTERM);
+    shards->is_signalled = suite->sandbox.interrupted != 0;
+    suite->stopped |= shards->is_signalled;
 }
 
-struct shard_result *shards_find(const struct shards *shards, const char *id)
+void shards_wait_alone(struct shards *shards, struct suite *suite)
 {
-    const struct shard_result wanted = {.id = id};
-    return shards->num_results ? bsearch(&wanted, shards->results, shards->num_results,
-                                         sizeof *shards->results, compare_ids)
-                               : NULL;
+    while (shards->count > 0 && !suite->stopped) {
+        size_t working = count_working(shards);
+        if (!shards->items[shards->count - 1].process)
+            return;
+        pause_for(shards, suite, working);
+    }
+}
+
+void shards_wait(struct shards *shards, struct suite *suite)
+{
+    size_t working;
+    while ((working = count_working(shards)))
+        pause_for(shards, suite, working);
+    for (size_t s = 0; s < shards->count; s++)
+        surroundings_merge(suite, shards->items[s].surroundings);
+}
+
+/* Mostly it is the next one of a shard: their orders are the suite's. */
+static struct shard_result *find(struct shard *shard, const char *id)
+{
+    for (size_t r = shard->next; r < shard->num_results; r++) {
+        struct shard_result *result = &shard->results[r];
+        if (result->is_taken || strcmp(result->id, id) != 0)
+            continue;
+        result->is_taken = true;
+        while (shard->next < shard->num_results && shard->results[shard->next].is_taken)
+            shard->next++;
+        return result;
+    }
+    return NULL;
+}
+
+struct shard_result *shards_take(struct shards *shards, struct suite *suite, const char *id)
+{
+    for (size_t working = 1;; working = count_working(shards)) {
+        struct shard_result *found = NULL;
+        for (size_t s = 0; s < shards->count && !found; s++)
+            found = find(&shards->items[s], id);
+        if (found || working == 0 || suite->stopped)
+            return found;
+        pause_for(shards, suite, working);
+    }
+}
+
+struct shard_result *shards_take_any(struct shards *shards)
+{
+    for (size_t s = 0; s < shards->count; s++) {
+        struct shard *shard = &shards->items[s];
+        if (shard->next < shard->num_results)
+            return find(shard, shard->results[shard->next].id);
+    }
+    return NULL;
 }
 
 void shards_finish(struct shards *shards)
 {
     for (size_t s = 0; s < shards->count; s++) {
-        cJSON_Delete(shards->items[s].found);
-        if (shards->items[s].memory >= 0)
-            close(shards->items[s].memory);
+        struct shard *shard = &shards->items[s];
+        for (size_t r = 0; r < shard->num_results; r++)
+            cJSON_Delete(shard->results[r].line);
+        free(shard->results);
+        cJSON_Delete(shard->surroundings);
+        if (shard->memory >= 0)
+            close(shard->memory);
     }
     free(shards->items);
-    free(shards->results);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * shards.h: cases side by side. Copies of this process, made before it opens a sandbox, each have a
- * sandbox of their own and take every n-th case; what they found comes back in shared memory. The
- * suite then goes through all cases in their order, and takes a shard's result instead of running a
- * case. It runs those that no shard answered, and those that are CHECK_ALONE.
+ * sandbox of their own and take every n-th case; what they find comes back in shared memory, a line
+ * a case. The suite goes through all cases in their order, and takes a shard's result, which it
+ * waits for, instead of running a case. One more copy has those that are CHECK_ALONE, before the
+ * others begin. What no shard answered the suite runs itself, when all have ended.
  */
 #ifndef HOST_CHECK_SUITE_SHARDS_H
 #define HOST_CHECK_SUITE_SHARDS_H
@@ -16,32 +17,42 @@ struct shard_result {
     enum check_code code;
     int64_t ns;
     const char *text, *trail, *output;
+    cJSON *line;
     bool is_taken; /* it is in the suite's report */
 };
 
 struct shards {
     size_t count; /* processes */
     struct shard {
-        pid_t process; /* 0 = ended, or never started */
-        int memory;    /* what it writes to */
-        cJSON *found;
+        pid_t process;                /* 0 = ended, or never started */
+        int memory;                   /* what it writes to */
+        uint64_t read;                /* bytes of it */
+        struct shard_result *results; /* in its order */
+        size_t num_results, room;
+        size_t next; /* the first that is not taken */
+        cJSON *surroundings;
     } * items;
-    struct shard_result *results; /* by id */
-    size_t num_results;
+    bool is_signalled; /* an interruption was handed on */
 };
 
 /* One process for two processors, within reason: backends compute with threads of their own. */
 size_t shards_default(void);
 
-/* Start so many processes. Fewer are no error: what they do not do is done without them. */
+/* Start so many processes, and the one for CHECK_ALONE. Fewer are no error: what they do not do is
+ * done without them. */
 void shards_start(struct shards *shards, const struct check_params *params, size_t count);
 
-/* Wait for them, with the suite's sandbox open: an interruption is handed on. What they saw around
- * their cases is added to the suite's. */
+/* Wait for the one that has what runs alone, and for all, with the suite's sandbox open: an
+ * interruption is handed on. What they saw around their cases is added to the suite's. */
+void shards_wait_alone(struct shards *shards, struct suite *suite);
 void shards_wait(struct shards *shards, struct suite *suite);
 
-/* The result of a case, or NULL. */
-struct shard_result *shards_find(const struct shards *shards, const char *id);
+/* The result of a case, which is taken; NULL if none of them has it and all have ended, or if an
+ * interruption stopped the suite. */
+struct shard_result *shards_take(struct shards *shards, struct suite *suite, const char *id);
+
+/* One that was not taken yet, or NULL. */
+struct shard_result *shards_take_any(struct shards *shards);
 
 void shards_finish(struct shards *shards);
 

@@ -4,6 +4,7 @@
  */
 #include "host/check/suite/suite.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -277,7 +278,15 @@ static void put(struct suite *suite, const struct suite_case *what, const char *
 static bool is_of_shard(struct suite *suite, const struct check *check)
 {
     struct suite_shard *shard = &suite->shard;
-    return !(check->needs & CHECK_ALONE) && shard->turn++ % shard->count == shard->index;
+    return check->needs & CHECK_ALONE || shard->turn++ % (shard->count - 1) == shard->index;
+}
+
+/* Does it have any of this check's cases? */
+static bool has_of_shard(const struct suite *suite, const struct check *check)
+{
+    const struct suite_shard *shard = &suite->shard;
+    const bool is_alone = check->needs & CHECK_ALONE;
+    return !shard->count || is_alone == (shard->index + 1 == shard->count);
 }
 
 static void take_found(struct suite *suite, const struct suite_case *what,
@@ -292,7 +301,6 @@ static void take_found(struct suite *suite, const struct suite_case *what,
                                   .seed = what->seed,
                                   .ns = found->ns};
     snprintf(result.id, sizeof result.id, "%s", found->id);
-    found->is_taken = true;
     check_report_add(suite->report, &result);
 }
 
@@ -300,7 +308,7 @@ static void take_found(struct suite *suite, const struct suite_case *what,
 static bool take_from_shard(struct suite *suite, const struct suite_case *what, const char *id,
                             int *hung)
 {
-    struct shard_result *found = suite->shards ? shards_find(suite->shards, id) : NULL;
+    struct shard_result *found = suite->shards ? shards_take(suite->shards, suite, id) : NULL;
     if (!found)
         return false;
     *hung += found->code == CHECK_TIMEOUT;
@@ -308,19 +316,18 @@ static bool take_from_shard(struct suite *suite, const struct suite_case *what, 
     return true;
 }
 
-/* The end came before all cases were gone through: what shards found of the others, by id. The last
+/* The end came before all cases were gone through: what shards found of the others. The last
  * result is of the case that was cut short; it is listed once. */
 static void take_rest(struct suite *suite)
 {
     char backend[CASE_ID_SIZE], cut[CASE_ID_SIZE] = "";
     const struct check_report *report = suite->report;
-    struct shards *shards = suite->shards;
+    struct shard_result *found;
     if (report->num_results)
         snprintf(cut, sizeof cut, "%s", report->results[report->num_results - 1].id);
-    for (size_t r = 0; shards && r < shards->num_results; r++) {
-        struct shard_result *found = &shards->results[r];
+    while (suite->shards && (found = shards_take_any(suite->shards))) {
         struct suite_case what = {.backend = backend};
-        if (found->is_taken || strcmp(found->id, cut) == 0 ||
+        if (strcmp(found->id, cut) == 0 ||
             !case_id_parse(found->id, backend, &what.check, &what.index))
             continue;
         what.seed = case_seed(suite->params->seed, what.check, what.index);
@@ -338,7 +345,7 @@ static void run_one(struct suite *suite, const struct suite_case *what, int *hun
     take_case(suite, id, what->seed);
     if (suite->shard.count && !is_of_shard(suite, what->check))
         return;
-    if (take_from_shard(suite, what, id, hung))
+    if (take_from_shard(suite, what, id, hung) || suite->stopped)
         return;
     if (suite->list || *hung >= MAX_HUNG) {
         put(suite, what, id);
@@ -393,7 +400,7 @@ static void run_check(struct suite *suite, const char *backend, const char *devi
     char id[CASE_ID_SIZE];
     struct sandbox_reply reply;
     case_id_write(id, backend, check, -1);
-    if (!may_want(suite, id))
+    if (!may_want(suite, id) || !has_of_shard(suite, check))
         return;
     sandbox_ask(&suite->sandbox, suite_question("count", "id", id, device), &reply);
     suite_note_end(suite, &reply);
@@ -508,7 +515,7 @@ static void run_subjects(struct suite *suite)
         run_backend(suite, &report->backends[b]);
 }
 
-/* While shards work: the end of a child that has opened the file, and the start of the one for all
+/* While shards start: the end of a child that has opened the file, and the start of the one for all
  * that is left. A start can take long (a backend in Python imports PyTorch, and more), so a shard
  * has one in all, and that of the suite is not waited for after theirs. */
 static void restart(struct suite *suite)
@@ -524,10 +531,12 @@ static void run_all(struct suite *suite)
 {
     if (suite->shards) {
         restart(suite);
-        shards_wait(suite->shards, suite);
+        shards_wait_alone(suite->shards, suite);
     }
     suite->stopped |= suite->sandbox.interrupted != 0;
     run_subjects(suite);
+    if (suite->shards)
+        shards_wait(suite->shards, suite);
     if (suite->stopped) {
         take_rest(suite);
         return;
@@ -562,7 +571,12 @@ static void run_replay(struct suite *suite, const struct replay *replay)
 void suite_run_shard(struct suite *suite, const struct check_params *params,
                      struct check_report *report)
 {
+    struct pollfd gate = {.fd = suite->shard.gate, .events = POLLIN};
     suite_open(suite, params, report);
+    while (!suite->stopped && gate.fd >= 0 && poll(&gate, 1, 0) == 0) {
+        sandbox_pause(&suite->sandbox, 50);
+        suite->stopped |= suite->sandbox.interrupted != 0;
+    }
     if (!suite->stopped)
         run_subjects(suite);
     report->interrupted = suite->sandbox.interrupted;

@@ -29,10 +29,12 @@ struct shards;
 
 struct suite {
     const struct check_params *params;
-    struct shards *shards; /* which have done most already; NULL = none */
+    struct shards *shards; /* which do most; NULL = none */
     struct suite_shard {
-        size_t index, count; /* which cases are run; count 0 = all */
-        size_t turn;         /* cases so far */
+        size_t index,
+            count;   /* which cases are run; count 0 = all; the last one has the CHECK_ALONE ones */
+        size_t turn; /* cases so far */
+        int gate;    /* nothing is run before the other end is closed; < 0: none */
     } shard;
     struct check_report *report;
     struct sandbox sandbox;
