@@ -190,15 +190,16 @@ static char *latent_row(const reference_call *call, const attn_tensor *cache, in
 /* The scale of a block: the least power of two that brings its largest finite element into e4m3. */
 static float scale_of(const double *x)
 {
-    float largest = 0, scale = FLT_MIN;
+    float largest = 0;
     for (int32_t d = 0; d < REFERENCE_MLA_SCALED; d++) {
         float magnitude = fabsf((float)x[d]);
         if (magnitude > largest && !isinf(magnitude))
             largest = magnitude;
     }
-    while ((double)scale * dtype_largest(ATTN_FP8_E4M3) < (double)largest)
-        scale *= 2;
-    return scale;
+    int exponent;
+    double most = frexp((double)largest / dtype_largest(ATTN_FP8_E4M3), &exponent);
+    exponent -= most <= 0.5; /* 2^(exponent - 1) itself */
+    return largest > 0 && exponent > FLT_MIN_EXP - 1 ? (float)ldexp(1, exponent) : FLT_MIN;
 }
 
 void reference_mla_pack(const attn_mla_dims *mla, attn_dtype dtype, const void *c_kv,

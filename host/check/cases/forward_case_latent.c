@@ -120,8 +120,7 @@ static void rescale(int32_t lora, const float *latent, char *row)
         scale = fmaxf(scale, FLT_MIN);
         memcpy(row + lora + first / REFERENCE_MLA_SCALED * (int32_t)sizeof scale, &scale,
                sizeof scale);
-        for (int32_t d = first; d < first + REFERENCE_MLA_SCALED; d++)
-            dtype_quantise(ATTN_FP8_E4M3, row, d, latent[d], scale);
+        dtype_quantise_all(ATTN_FP8_E4M3, latent + first, REFERENCE_MLA_SCALED, scale, row + first);
     }
 }
 

@@ -314,4 +314,37 @@ TEST_OF(dtype, arrays_and_unaligned_elements)
     ck_assert(isnan(dtype_load(ATTN_I32, &integer, 0)));
 }
 
+/* Neighbours are converted as each of them alone is. */
+TEST_OF(dtype, neighbours)
+{
+    static const attn_dtype types[] = {ATTN_F64,      ATTN_F32,      ATTN_F16,       ATTN_BF16,
+                                       ATTN_FP8_E4M3, ATTN_FP8_E5M2, ATTN_DTYPE_NONE};
+    static const float x[] = {0,     -0.0f,  1,       -1.0625f, 448,       -465,       57345,
+                              1e30f, -1e-9f, 0x1p-7f, 3e-39f,   HUGE_VALF, -HUGE_VALF, NAN};
+    enum { COUNT = sizeof x / sizeof x[0] };
+    for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+        const attn_dtype dtype = types[t];
+        char all[8 * COUNT] = {0}, each[8 * COUNT] = {0};
+        double read[COUNT], stored[COUNT], one;
+        float rounded[COUNT];
+        memcpy(rounded, x, sizeof rounded);
+        dtype_round_floats(dtype, rounded, COUNT);
+        dtype_quantise_all(dtype, x, COUNT, 0.75f, all);
+        dtype_dequantise_all(dtype, all, COUNT, 0.75f, read);
+        for (int i = 0; i < COUNT; i++) {
+            dtype_quantise(dtype, each, i, x[i], 0.75f);
+            stored[i] = (double)x[i];
+        }
+        ck_assert_mem_eq(all, each, sizeof all);
+        dtype_as_stored(dtype, stored, COUNT, 0.75f);
+        for (int i = 0; i < COUNT; i++) {
+            float alone = (float)dtype_round(dtype, (double)x[i]);
+            one = dtype_dequantise(dtype, each, i, 0.75f);
+            ck_assert(memcmp(&rounded[i], &alone, sizeof alone) == 0 || isnan(alone));
+            ck_assert(memcmp(&read[i], &one, sizeof one) == 0 || isnan(one));
+            ck_assert(memcmp(&stored[i], &one, sizeof one) == 0 || isnan(one));
+        }
+    }
+}
+
 TESTS("dtype");
