@@ -210,7 +210,7 @@ DEVICE void packed_rows_measure(const mla_shared<ROWS> &m, ring<PACKED_WIDE> &ne
         barrier_wait(m.raw_full + 8 * share, phase);
         const unsigned wrong = packed_wrong(raw, lane);
         const float scale = packed_row_scale(raw, lane);
-        barrier_arrive(m.raw_empty + 8 * share);
+        release(m.raw_empty + 8 * share);
         if (i == 0)
             barrier_wait(m.empty + 8 * next.slot, next.phase ^ 1);
         packed_put_scales(packed_numbers(m, next.slot),
@@ -320,22 +320,32 @@ DEVICE void packed_widen_rows(unsigned tile, unsigned raw, unsigned row, unsigne
     }
 }
 
-/* The next tile, by the eight warps that add up values. */
-DEVICE void packed_rows_fill(const mla_shared<ROWS> &m, ring<PACKED_WIDE> &next, unsigned &phase,
-                             int warp, int lane)
+/* The next tile, by the eight warps that add up values; `filled` tiles are there. */
+DEVICE void packed_rows_fill(const mla_shared<ROWS> &m, unsigned &filled, int warp, int lane)
 {
-    barrier_wait(m.raw_full + warp * 8, phase);
-    barrier_wait(m.empty + 8 * next.slot, next.phase ^ 1);
-    packed_widen_rows(packed_tile(m, next.slot), m.raw + warp * PACKED_SHARE * MLA_PACKED_PITCH,
+    const int slot = filled % PACKED_WIDE;
+    barrier_wait(m.raw_full + warp * 8, filled % 2);
+    barrier_wait(m.empty + 8 * slot, filled / PACKED_WIDE % 2 ^ 1);
+    packed_widen_rows(packed_tile(m, slot), m.raw + warp * PACKED_SHARE * MLA_PACKED_PITCH,
                       warp * PACKED_SHARE, lane);
-    barrier_arrive(m.raw_empty + warp * 8);
+    release(m.raw_empty + warp * 8);
     fence_async_shared();
-    barrier_arrive(m.full + 8 * next.slot);
-    next.advance();
-    phase ^= 1;
+    barrier_arrive(m.full + 8 * slot);
+    filled++;
 }
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
+
+/* descriptor_advance() in 32 bits: no sum carries into the upper half. With 64 bits the compiler takes seven
+ * instructions for a product, four of which wait for each other. */
+DEVICE unsigned long long packed_advance(unsigned long long descriptor, unsigned bytes)
+{
+    unsigned low, high;
+    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
+    low += bytes >> 4;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(high));
+    return descriptor;
+}
 
 /* Panels first ... first + count - 1 of the scores. */
 template <int first, int count>
@@ -347,10 +357,10 @@ DEVICE void packed_rows_panels(float (&s)[ROWS_SCORES], const rows_held &held,
     wgmma_fence();
 #pragma unroll
     for (int i = first * 4; i < (first + count) * 4; i++) {
-        const unsigned long long keys = descriptor_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
+        const unsigned long long keys = packed_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
         if (i < ROWS_IN * 4)
             wgmma_ss<MLA_ROWS_TILE, false, 0>(
-                s, descriptor_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
+                s, packed_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
         else
             wgmma_rs<MLA_ROWS_TILE, false, 0>(s, held[i - ROWS_IN * 4], keys, 1);
     }
@@ -379,35 +389,43 @@ DEVICE packed_lane packed_load_numbers(const float *numbers)
 }
 
 /* The numbers are loaded before the products are done. */
+DEVICE void packed_rows_times(float (&s)[ROWS_SCORES], const float *numbers)
+{
+    const packed_lane f = packed_load_numbers(numbers);
+    packed_rows_wait(s);
+#pragma unroll
+    for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
+        scale_columns(s + 4 * i, f.x[i]);
+}
+
 template <int first, int count>
 DEVICE void packed_rows_part(float (&s)[ROWS_SCORES], const rows_held &held,
                              const mla_shared<ROWS> &m, unsigned tile, const float *numbers)
 {
     packed_rows_panels<first, count>(s, held, m, tile);
-    const packed_lane f = packed_load_numbers(numbers);
-    packed_rows_wait(s);
-#pragma unroll
-    for (int i = 0; i < MLA_ROWS_TILE / 8; i++) {
-        scale_columns(s + 4 * i, f.x[i]);
-    }
+    packed_rows_times(s, numbers);
 }
 
-DEVICE void packed_rows_scores(float (&s)[ROWS_SCORES], const rows_held &held,
-                               const mla_shared<ROWS> &m, int slot, bool plain, int lane)
+/* Are the tile's scales powers of two? Its first products do not wait for that. */
+DEVICE bool packed_rows_scores(float (&s)[ROWS_SCORES], const rows_held &held,
+                               const mla_shared<ROWS> &m, int slot, int lane)
 {
     const unsigned tile = packed_tile(m, slot);
     const float *by = packed_numbers(m, slot) + PACKED_PARTS * MLA_ROWS_TILE + lane % 4 * 2;
+    packed_rows_panels<0, 2>(s, held, m, tile);
+    const bool plain = packed_plain(m, slot);
     if (plain) {
-        packed_rows_panels<0, PANELS>(s, held, m, tile);
+        packed_rows_panels<2, PANELS - 2>(s, held, m, tile);
         packed_rows_wait(s);
-        return;
+        return true;
     }
-    packed_rows_part<0, 2>(s, held, m, tile, by);
+    packed_rows_times(s, by);
     packed_rows_part<2, 2>(s, held, m, tile, by + MLA_ROWS_TILE);
     packed_rows_part<4, 2>(s, held, m, tile, by + 2 * MLA_ROWS_TILE);
     packed_rows_part<6, 2>(s, held, m, tile, by + 3 * MLA_ROWS_TILE);
     packed_rows_panels<8, 1>(s, held, m, tile);
     packed_rows_wait(s);
+    return false;
 }
 
 /* Probabilities times m of a part. */
@@ -478,9 +496,7 @@ DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
         for (int t = w.t1 - w.t0; t > 0; t--) {
             float factor[2];
             barrier_wait(m.full + 8 * at.slot, at.phase);
-            const bool plain = packed_plain(m, at.slot);
-            fence_async_shared();
-            packed_rows_scores(s, held, m, at.slot, plain, lane);
+            const bool plain = packed_rows_scores(s, held, m, at.slot, lane);
             if (sign != 1.0f)
 #pragma unroll
                 for (int i = 0; i < ROWS_SCORES; i++)
@@ -520,8 +536,8 @@ DEVICE void packed_rows_add(float (&o)[2][64], unsigned p, unsigned next, unsign
             matrix_descriptor(values + side * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
 #pragma unroll
         for (int i = 0; i < MLA_ROWS_TILE / 16; i++)
-            wgmma_ss<128, false, 1>(o[side], descriptor_advance(a, i * 32),
-                                    descriptor_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
+            wgmma_ss<128, false, 1>(o[side], packed_advance(a, i * 32),
+                                    packed_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
     }
     wgmma_commit();
     wgmma_wait<0>();
@@ -533,28 +549,26 @@ DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
 {
     const int thread = (int)threadIdx.x - 2 * GROUP_THREADS;
     const int group = uniform(thread / GROUP_THREADS);
-    ring<PACKED_WIDE> at, filled;
-    unsigned phase = 0, raw_phase = 0;
+    unsigned filled = 0, phase = 0;
     float o[2][64];
     clear_padding(c, thread, 2 * GROUP_THREADS);
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
-        packed_rows_fill(m, filled, raw_phase, thread_here() / 32 - 8, thread_here() % 32);
+        packed_rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
             if (more > 1)
-                packed_rows_fill(m, filled, raw_phase, thread_here() / 32 - 8, thread_here() % 32);
+                packed_rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
+            const int slot = (int)(filled - (more > 1 ? 2 : 1)) % PACKED_WIDE;
             barrier_wait(m.p_full, phase);
             phase ^= 1;
-            const bool plain = packed_plain(m, at.slot);
-            fence_async_shared();
+            const bool plain = packed_plain(m, slot);
             if (add)
                 rows_multiply(o, m, thread_here() / 32 % 4, thread_here() % 32);
             packed_rows_add(o, m.p + (plain ? 0 : group * 2 * MLA_ROWS_SHARED_P),
                             plain ? 0 : MLA_ROWS_SHARED_P,
-                            packed_tile(m, at.slot) + group * 4 * ROWS_PANEL, add);
+                            packed_tile(m, slot) + group * 4 * ROWS_PANEL, add);
             barrier_arrive(m.p_empty);
-            release(m.empty + 8 * at.slot);
-            at.advance();
+            release(m.empty + 8 * slot);
         }
         barrier_wait(m.p_full, phase);
         phase ^= 1;

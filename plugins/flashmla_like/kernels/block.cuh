@@ -539,7 +539,7 @@ template <class roles> DEVICE void barriers_init(const mla_shared<roles::rows> &
     }
     for (int i = 0; i < roles::shares; i++) {
         barrier_init(m.raw_full + 8 * i, 32 + 1); /* each lane, and what is copied */
-        barrier_init(m.raw_empty + 8 * i, 64);
+        barrier_init(m.raw_empty + 8 * i, 2);
     }
     fence_barrier_init();
 }
