@@ -192,8 +192,8 @@ TEST_OF(grammar, test_text)
                      text, sizeof text);
     ck_assert_str_eq(text, "decode B1 kv1024 H32/8 D128 fp8_e4m3/fp8_e5m2 new-bf16 out-f16 "
                            "inputs-seq_head page64");
-    bench_shape_text(one("kind=mla,kv_dtype=fp8_e4m3,layout=latent_fp8,row_scales=any"),
-                     text, sizeof text);
+    bench_shape_text(one("kind=mla,kv_dtype=fp8_e4m3,layout=latent_fp8,row_scales=any"), text,
+                     sizeof text);
     ck_assert_str_eq(text, "mla decode B1 kv1024 H128 D512+64 bf16/fp8_e4m3 latent_fp8 "
                            "scales-any");
     bench_shape_text(one("out_dtype=fp8_e4m3,input_scales=head"), text, sizeof text);
