@@ -290,7 +290,7 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
                          .shared = wide ? WIDE_SHARED : states_shared(group)};
 }
 
-/* What linear_list leaves to it; all launches after it find no chunks then. */
+/* What linear_list leaves to it, after the convolution of that; all launches after it find no chunks then. */
 static cuda_launch strips_launch(const linear_group *group, const linear_chunks *chunks)
 {
     return (cuda_launch){.function = group->strips,
@@ -451,11 +451,11 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     const cuda_launch states = states_launch(metadata, group, call);
     const cuda_launch strips = strips_launch(group, chunks);
     status = cuda_launch_run(cuda, &list, params, stream, error);
-    if (status == ATTN_OK && chunks->strips)
-        status = cuda_launch_run(cuda, &strips, params, stream, error);
     for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
         if (chunks->rows)
             status = launch_convolve(metadata, group, call, first, at_once, stream, error);
+        if (status == ATTN_OK && chunks->strips && first == 0)
+            status = cuda_launch_run(cuda, &strips, params, stream, error);
         if (status == ATTN_OK && group->ready)
             status = cuda_launch_run(cuda, &ready, params, stream, error);
         if (status == ATTN_OK && chunks->room > 0)

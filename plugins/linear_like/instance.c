@@ -138,9 +138,9 @@ static attn_status load_chunks(attn_instance *made, linear_group *group, attn_er
     snprintf(name, sizeof name, "linear_wide_%s", ways[rule]);
     if (status == ATTN_OK && CHUNK_ONE_DECAY(rule))
         status = load_kernel(made, MODULE_WIDE, name, WIDE_SHARED, &group->wide, error);
-    if (status == ATTN_OK && rule == CHUNK_CHANNELS)
-        status = load_kernel(made, MODULE_STRIPS, "linear_strips_channels", STRIP_SHARED,
-                             &group->strips, error);
+    snprintf(name, sizeof name, "linear_strips_%s", ways[rule]);
+    if (status == ATTN_OK && CHUNK_BY_CHANNELS(rule))
+        status = load_kernel(made, MODULE_STRIPS, name, STRIP_SHARED, &group->strips, error);
     return status;
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * channels_strips.cuh: KDA with a norm in one kernel, by chunks of 16 rows (strips), where sequences times heads fill
- * the GPU: neither keys nor products of a chunk go through memory.
+ * the GPU: neither keys nor products of a chunk go through memory. Rows come as the batch has them, or (TILES) as the
+ * convolution has left them.
  *
  * A block has a head of a sequence, and shared memory a ring of strips. Each of eight warps makes every eighth strip
  * ready by itself: the rows that it has asked for become q and k with their decays in place, products within the strip,
@@ -37,7 +38,8 @@ enum {
     STRIP_OWN = STRIP_BETA + STRIP_ROWS,
     STRIP_Q_TIMES = STRIP_OWN + STRIP_ROWS,
     STRIP_K_TIMES = STRIP_Q_TIMES + STRIP_ROWS,
-    STRIP_LARGEST = STRIP_K_TIMES + STRIP_ROWS
+    STRIP_LARGEST = STRIP_K_TIMES + STRIP_ROWS,
+    STRIP_V_TIMES = STRIP_Q_TIMES /* after a convolution */
 };
 
 /* Rows with their decays are times CHANNELS_UP. */
@@ -146,14 +148,16 @@ struct strip_turn {
 /* Rows of a strip. */
 struct strip_rows {
     i64 first; /* of the batch */
+    i64 row;   /* of the list's chunks */
     int rows, head;
 
-    __device__ __forceinline__ strip_rows(const linear_sequence &sequence,
-                                          const linear_chunk &chunk, int number, int of)
+    __device__ __forceinline__ strip_rows(const strip_turn &turn, const linear_chunk &chunk,
+                                          int number)
     {
-        first = sequence.first_row + chunk.first + number * STRIP_ROWS;
+        first = turn.work.sequence.first_row + chunk.first + number * STRIP_ROWS;
+        row = (i64)turn.index() * CHUNK_ROWS + number * STRIP_ROWS;
         rows = int_min(STRIP_ROWS, chunk.rows - number * STRIP_ROWS);
-        head = of;
+        head = turn.work.head;
     }
 };
 
@@ -165,7 +169,30 @@ DEVICE const char *strip_gates(const linear_call &call, const strip_rows &at, in
     return o.a + (at.first + row) * o.a_row + at.head * o.a_head + (i64)(place * 8) * size;
 }
 
+/* Tiles of q and k and rows of v as the convolution has left them, by a warp. */
+DEVICE void fetch_tiles(const linear_call &call, const strip_rows &at, const strip_slot &slot,
+                        int lane)
+{
+    const linear_operands &o = call.operands;
+    const linear_dims &d = call.dims;
+    const i64 chunk = at.row / CHUNK_ROWS * d.v_heads + at.head;
+    const char *from = call.chunks.keys + chunk * CHUNK_RULE_KEYS_BYTES(CHUNK_CHANNELS_TILES) +
+                       at.row % CHUNK_ROWS * 128 + lane * 16;
+    const unsigned to = shared_address(slot.tiles) + lane * 16;
+#pragma unroll
+    for (int i = 0; i < 16; i++) /* of a half, of q or of k, a quarter */
+        copy_async(to + i / 8 * STRIP_HALF + (1 - i / 4 % 2) * STRIP_Q + i % 4 * 512,
+                   from + i / 8 * (CHUNK_TILE / 2) + i / 4 % 2 * CHUNK_TILE + i % 4 * 512);
+    const int row = lane / 16, place = lane % 16;
+    const char *v = o.mixed + (at.row + row) * o.mixed_row + (at.head * d.v_dim + place * 8) * 2;
+    const unsigned values = shared_address(slot.values) + row * STRIP_V_ROW + place * 16;
+#pragma unroll
+    for (int r = 0; r < STRIP_ROWS / 2; r++, v += 2 * o.mixed_row)
+        copy_or_clear(values + r * 2 * STRIP_V_ROW, v, place * 8 < d.v_dim);
+}
+
 /* Rows of q, k and v as the batch has them and raw gates, by a warp; 0 where there are none. */
+template <bool TILES>
 DEVICE void fetch_strip(const linear_call &call, const strip_rows &at, const strip_slot &slot,
                         int lane)
 {
@@ -186,12 +213,16 @@ DEVICE void fetch_strip(const linear_call &call, const strip_rows &at, const str
     const unsigned keys = shared_address(slot.tiles) + place / 8 * STRIP_HALF;
     const unsigned logs = shared_address(slot.tiles) + STRIP_ENDS + place / 8 * STRIP_TILE;
     const unsigned values = shared_address(slot.values) + row * STRIP_V_ROW + place * 16;
+    if (TILES)
+        fetch_tiles(call, at, slot, lane);
 #pragma unroll
     for (int r = 0; r < STRIP_ROWS / 2; r++) {
         const unsigned to = (offset ^ r % 4 * 32) + r * 256;
-        copy_or_clear(keys + STRIP_Q + to, q, 2 * r < rows);
-        copy_or_clear(keys + to, q + to_k, 2 * r < rows);
-        copy_or_clear(values + r * 2 * STRIP_V_ROW, q + to_v, 2 * r < value_rows);
+        if (!TILES) {
+            copy_or_clear(keys + STRIP_Q + to, q, 2 * r < rows);
+            copy_or_clear(keys + to, q + to_k, 2 * r < rows);
+            copy_or_clear(values + r * 2 * STRIP_V_ROW, q + to_v, 2 * r < value_rows);
+        }
         if (d.raw && vector)
             copy_or_clear(logs + to, from, 2 * r < rows);
         q += 2 * o.mixed_row, from += 2 * o.a_row;
@@ -350,20 +381,32 @@ DEVICE void find_strip_lengths(const linear_call &call, const strip_slot &slot, 
                  });
 }
 
-/* Of four values of a lane. */
-DEVICE void find_largest(const strip_slot &slot, int lane)
+/* Of four values of a lane; after a convolution rows are fp16, times STRIP_V_TIMES each. */
+template <bool TILES> DEVICE void find_largest(const strip_slot &slot, int lane)
 {
+    float x[4] = {};
     u32 most[2] = {0, 0};
-#pragma unroll
+    constexpr int at_once = TILES ? 4 : 16;
+#pragma unroll at_once
     for (int r = 0; r < STRIP_ROWS; r++) {
         const uint2 v = *(const uint2 *)(slot.values + r * STRIP_V_ROW + lane * 8);
+        if (TILES) {
+            const float times = slot.numbers[STRIP_V_TIMES + r];
+            x[0] = fmaxf(x[0], fabsf(half_low(v.x) * times));
+            x[1] = fmaxf(x[1], fabsf(half_high(v.x) * times));
+            x[2] = fmaxf(x[2], fabsf(half_low(v.y) * times));
+            x[3] = fmaxf(x[3], fabsf(half_high(v.y) * times));
+            continue;
+        }
         most[0] = larger_magnitudes<false>(most[0], v.x);
         most[1] = larger_magnitudes<false>(most[1], v.y);
     }
-    float x[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[i] = fabsf(bits_f32(i % 2 ? most[i / 2] & 0xffff0000 : most[i / 2] << 16)) * STRIP_ROWS;
+    for (int i = 0; i < 4; i++) {
+        if (!TILES)
+            x[i] = fabsf(bits_f32(i % 2 ? most[i / 2] & 0xffff0000 : most[i / 2] << 16));
+        x[i] *= STRIP_ROWS;
+    }
     *(float4 *)(slot.numbers + STRIP_LARGEST + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
@@ -392,7 +435,7 @@ DEVICE void sum_strip(unsigned logs, const u32 (&ones)[4], strip_sums &to)
 
 /* A lane's part of 16 channels: rows with their decays in the place of those that have none; products within the strip,
  * for which operands never leave the registers. */
-template <bool IN_RANGE>
+template <bool TILES, bool IN_RANGE>
 DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32 (&ones)[4],
                         const float (&q_times)[2], const float (&k_times)[2], int lane,
                         block_products &products)
@@ -418,8 +461,11 @@ DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32
             /* With reciprocals: to the strip's begin, and from there to its end. */
             const float2 end =
                 IN_RANGE ? exp2_pair(-sum.x, -sum.y) : exp2_pair(all.x - sum.x, all.y - sum.y);
-            const float2 q = unpack_two<false>(q_raw[i], q_times[w]);
-            const float2 k = unpack_two<false>(k_raw[i], k_times[w]);
+            const u32 up = 0x5c005c00; /* CHANNELS_UP, twice */
+            const float2 q =
+                unpack_two<TILES>(TILES ? multiply_pairs(q_raw[i], up) : q_raw[i], q_times[w]);
+            const float2 k =
+                unpack_two<TILES>(TILES ? multiply_pairs(k_raw[i], up) : k_raw[i], k_times[w]);
             const float kx = k.x * end.x, ky = k.y * end.y;
             x[w] = q.x * down.x, x[2 + w] = q.y * down.y;
             y[w] = k.x * down.x, y[2 + w] = k.y * down.y;
@@ -573,7 +619,20 @@ DEVICE float find_beta(const linear_call &call, u32 b, int r, int rows)
     return r < rows ? linear_gate_beta(&call, &gate) : 0;
 }
 
+/* What the convolution leaves for a lane: a row's q times its k; in the other half of lanes, what its v is to be
+ * multiplied by. */
+DEVICE float load_number(const linear_call &call, const strip_rows &at, int lane)
+{
+    const linear_dims &d = call.dims;
+    const float x = row_numbers(call, at.row / CHUNK_ROWS,
+                                lane < STRIP_ROWS
+                                    ? at.head / d.ratio
+                                    : d.k_heads + at.head)[at.row % CHUNK_ROWS + lane % STRIP_ROWS];
+    return lane < STRIP_ROWS ? x * d.sm_scale : x;
+}
+
 /* The warp's strips: of every second chunk one. */
+template <bool TILES>
 DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_turn turn, int warp,
                         int lane)
 {
@@ -587,9 +646,10 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
     strip_ring ring = {warp, 0};
     if (!turn.skip(call, warp / 4))
         return;
-    strip_rows at(turn.work.sequence, list[turn.index()], warp % 4, turn.work.head);
-    fetch_strip(call, at, m.slot(ring.slot), lane);
+    strip_rows at(turn, list[turn.index()], warp % 4);
+    fetch_strip<TILES>(call, at, m.slot(ring.slot), lane);
     u32 b = load_beta(call, at.first, lane, at.rows, at.head);
+    float number = TILES ? load_number(call, at, lane) : 0;
 #pragma unroll 1
     for (bool more = true; more;) {
         const strip_slot slot = m.slot(ring.slot);
@@ -599,34 +659,41 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
         copy_wait<0>();
         const bool in_range = find_strip_logs(call, at, slot, lane);
         __syncwarp();
-        find_strip_lengths(call, slot, lane);
-        find_largest(slot, lane);
+        if (TILES)
+            slot.numbers[(lane < STRIP_ROWS ? STRIP_OWN : STRIP_V_TIMES) + lane % STRIP_ROWS] =
+                number;
+        else
+            find_strip_lengths(call, slot, lane);
+        __syncwarp();
+        find_largest<TILES>(slot, lane);
         if (lane < STRIP_ROWS)
             slot.numbers[STRIP_BETA + lane] = find_beta(call, b, lane, at.rows);
         __syncwarp();
-        float q_times[2], k_times[2];
+        float q_times[2] = {}, k_times[2] = {};
 #pragma unroll
-        for (int w = 0; w < 2; w++) {
+        for (int w = 0; !TILES && w < 2; w++) {
             q_times[w] = slot.numbers[STRIP_Q_TIMES + row + 8 * w] * CHANNELS_UP;
             k_times[w] = slot.numbers[STRIP_K_TIMES + row + 8 * w] * CHANNELS_UP;
         }
         if (!in_range)
-            multiply_pairs_of_rows<false, strip_pairwise>(m.tiles, ring.slot, lane);
+            multiply_pairs_of_rows<TILES, strip_pairwise>(m.tiles, ring.slot, lane);
         block_products products = {};
         if (in_range)
 #pragma unroll 1
             for (int step = 0; step < 8; step++)
-                decay_strip<true>(slot, place, step, ones, q_times, k_times, lane, products);
+                decay_strip<TILES, true>(slot, place, step, ones, q_times, k_times, lane, products);
         else
 #pragma unroll 1
             for (int step = 0; step < 8; step++)
-                decay_strip<false>(slot, place, step, ones, q_times, k_times, lane, products);
+                decay_strip<TILES, false>(slot, place, step, ones, q_times, k_times, lane,
+                                          products);
         if (more) {
-            at = strip_rows(turn.work.sequence, next, warp % 4, turn.work.head);
+            at = strip_rows(turn, next, warp % 4);
             ring.advance(STRIP_WARPS);
             barrier_wait(m.passed(ring.slot), ring.round ^ 1);
-            fetch_strip(call, at, m.slot(ring.slot), lane);
+            fetch_strip<TILES>(call, at, m.slot(ring.slot), lane);
             b = load_beta(call, at.first, lane, at.rows, at.head);
+            number = TILES ? load_number(call, at, lane) : 0;
         }
         if (!in_range)
             take_one_by_one(slot, lane, products);
@@ -733,6 +800,7 @@ DEVICE void write_outputs(const linear_call &call, const strip_memory &m, const 
 }
 
 /* The state after a strip, and its outputs. */
+template <bool TILES>
 DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const strip_slot &slot,
                        int warp, int lane, const whole_place &place, const strip_outputs &outputs,
                        state_tile &s, strip_units &u)
@@ -744,11 +812,13 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
     left_operand<16> held;
     u32 v[4], side[4], kept[4], added[4];
     float x[16], update[8];
-    float2 own[2];
+    float2 own[2], times[2];
     const float *numbers = slot.numbers + STRIP_LARGEST + warp * CHUNK_PANEL + lane / 4;
     const float largest[2] = {numbers[0], numbers[8]};
-    load_matrices_turned(
-        shared_address(values) + (lane % 8 + lane / 16 * 8) * STRIP_V_ROW + lane / 8 % 2 * 16, v);
+    const unsigned from =
+        shared_address(values) + (lane % 8 + lane / 16 * 8) * STRIP_V_ROW + lane / 8 % 2 * 16;
+    if (!TILES)
+        load_matrices_turned(from, v);
     fit_units(largest, s, u);
     pack_left<0, 16, 16>(s, one, held);
     multiply_strip(held, tiles, x);
@@ -760,18 +830,25 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
         s[i] *= by.x, s[i + 1] *= by.y, s[i + 2] *= by.x, s[i + 3] *= by.y;
         s[i + 4] *= by.z, s[i + 5] *= by.w, s[i + 6] *= by.z, s[i + 7] *= by.w;
     }
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const u32 down = 0x7f000000 - f32_bits(u.unit[i % 2]); /* a power of two, twice */
-        v[i] = multiply_bf16_pairs(v[i], down | down >> 16);
+    if (TILES) {
+        load_matrices_turned(from, v);
+        load_pairs(slot.numbers + STRIP_V_TIMES + lane % 4 * 2, times);
     }
+    const u32 down[2] = {0x7f000000 - f32_bits(u.unit[0]), 0x7f000000 - f32_bits(u.unit[1])};
+#pragma unroll
+    for (int i = 0; !TILES && i < 4; i++)
+        v[i] = multiply_bf16_pairs(v[i], down[i % 2] | down[i % 2] >> 16);
     wgmma_arrived(s);
     wgmma_wait<0>();
     wgmma_arrived(x);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        x[2 * i] = bits_f32(v[i] << 16) - x[2 * i] * (1 / CHANNELS_UP);
-        x[2 * i + 1] = bits_f32(v[i] & 0xffff0000) - x[2 * i + 1] * (1 / CHANNELS_UP);
+        const float by = bits_f32(down[i % 2]);
+        const float first = TILES ? half_low(v[i]) * (times[i / 2].x * by) : bits_f32(v[i] << 16);
+        const float second =
+            TILES ? half_high(v[i]) * (times[i / 2].y * by) : bits_f32(v[i] & 0xffff0000);
+        x[2 * i] = first - x[2 * i] * (1 / CHANNELS_UP);
+        x[2 * i + 1] = second - x[2 * i + 1] * (1 / CHANNELS_UP);
         side[i] = pack_half(x[2 * i], x[2 * i + 1]);
     }
     const unsigned long long system = matrix_descriptor(tiles + STRIP_SYSTEM, 16, 1024);
@@ -809,12 +886,13 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
             o[i] * (u.unit[i / 2 % 2] * (scale / (CHUNK_INVERSE_ROOM * PRODUCTS_ROOM))) + update[i];
     if (call.operands.z)
         gate_whole(call, place, lane, o);
-    u32 y[4];
+    u32 packed[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        y[i] = pack_two(ELEMENT_BF16, o[2 * i], o[2 * i + 1]);
-    store_matrices_turned(
-        shared_address(values) + (lane % 8 + lane / 16 * 8) * STRIP_V_ROW + lane / 8 % 2 * 16, y);
+        packed[i] = pack_two(ELEMENT_BF16, o[2 * i], o[2 * i + 1]);
+    store_matrices_turned(shared_address(values) + (lane % 8 + lane / 16 * 8) * STRIP_V_ROW +
+                              lane / 8 % 2 * 16,
+                          packed);
     __syncwarp();
     write_outputs(call, m, outputs, warp, lane);
     wgmma_wait<0>();
@@ -825,6 +903,7 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
 }
 
 /* A part, by a warp for its values. */
+template <bool TILES>
 DEVICE void pass_head(const linear_call &call, const states_work &work, const strip_memory &m,
                       strip_ring &ring, int warp, int lane)
 {
@@ -853,7 +932,7 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
             barrier_wait(m.made(ring.slot), ring.round);
             wgmma_wait<0>(); /* has no effect, but ptxas knows then that none is under way */
             const strip_outputs outputs = {ring.slot, place.to, place.rows};
-            pass_strip(call, m, m.slot(ring.slot), warp, lane, place, outputs, s, u);
+            pass_strip<TILES>(call, m, m.slot(ring.slot), warp, lane, place, outputs, s, u);
             ring.advance(1);
             place.to += STRIP_ROWS * o.out_row, place.z += STRIP_ROWS * o.z_row;
             place.rows -= STRIP_ROWS;
@@ -870,7 +949,7 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
 
 /* ---- A block ------------------------------------------------------------------------------------ */
 
-DEVICE void strips_block(const linear_call &call, char *memory)
+template <bool TILES> DEVICE void strips_block(const linear_call &call, char *memory)
 {
     const int lane = threadIdx.x % 32;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32 % STRIP_WARPS, 0);
@@ -888,13 +967,13 @@ DEVICE void strips_block(const linear_call &call, char *memory)
     if (!call.chunks.count[1] || !find_head(call, turn.part, turn.work))
         return;
     if (passes == 0) {
-        setmaxnreg_dec<STRIP_READY_REGISTERS>();
-        make_strips(call, m, turn, warp, lane);
+        setmaxnreg_dec<STRIP_READY_REGISTERS(TILES)>();
+        make_strips<TILES>(call, m, turn, warp, lane);
     } else {
         strip_ring ring = {0, 0};
-        setmaxnreg_inc<STRIP_STATE_REGISTERS>();
+        setmaxnreg_inc<STRIP_STATE_REGISTERS(TILES)>();
         do
-            pass_head(call, turn.work, m, ring, warp, lane);
+            pass_head<TILES>(call, turn.work, m, ring, warp, lane);
         while (find_next_head(call, turn.part, turn.work));
     }
 }

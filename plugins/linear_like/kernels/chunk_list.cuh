@@ -178,7 +178,7 @@ DEVICE void list_block(const linear_call &call)
         /* By what the batch is, not by its bounds, so that graphs give the same bits. */
         const bool strips = linear_has_strips(&call, before, longest);
         if (lane == 0)
-            chunks.count[0] = strips ? 0 : before, chunks.count[1] = strips,
+            chunks.count[0] = strips ? 0 : before, chunks.count[1] = strips ? before : 0,
             chunks.count[2] = chunks.count[3] = 0;
     }
     __syncthreads();

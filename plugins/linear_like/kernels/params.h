@@ -114,7 +114,7 @@ typedef struct linear_segment {
  * launch does `window` chunks of the list, so that tiles need no more memory than theirs. */
 typedef struct linear_chunks {
     int *sequences; /* [seqs, 2]: first chunk and number of them; 0 = row by row. NULL = all */
-    int *count;     /* [4]: chunks, 0 by strips; by strips?; parts that wide blocks took, twice */
+    int *count; /* [4]: chunks, 0 by strips; chunks by strips; parts that wide blocks took, twice */
     linear_chunk *list; /* [most] those of a sequence one after the other */
     char *keys;         /* [window, heads of keys, CHUNK_RULE_KEYS_BYTES()] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */

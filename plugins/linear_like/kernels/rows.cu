@@ -296,7 +296,7 @@ struct convolve_part {
         if (first + index >= call.chunks.most || thread >= threads)
             return false;
         const linear_chunk chunk = call.chunks.list[first + index]; /* waits beside the number */
-        if (first + index >= *call.chunks.count)
+        if (first + index >= call.chunks.count[0] + call.chunks.count[1])
             return false;
         sequence = linear_find_sequence(&call.batch, chunk.sequence);
         t = chunk.first + begin;

@@ -80,10 +80,12 @@ PORTABLE int linear_is_chunked(const linear_call *call, int s)
 }
 
 /* Do `chunks` of all sequences, of which the longest has `longest`, go by strips? Where those of all heads keep three
- * quarters of the blocks busy, as long as it takes rounds of them. */
+ * quarters of the blocks busy, as long as it takes rounds of them, and tiles of the convolution take one launch. */
 PORTABLE int linear_has_strips(const linear_call *call, int chunks, int longest)
 {
     const i64 round = (i64)call->chunks.strips * longest, all = (i64)chunks * call->dims.v_heads;
+    if (call->chunks.rows && chunks > call->chunks.window)
+        return 0;
     return round > 0 && 4 * all >= 3 * ((all + round - 1) / round) * round;
 }
 

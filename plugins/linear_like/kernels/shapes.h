@@ -182,18 +182,17 @@
 #define WIDE_SHARED (WIDE_STAGES * WIDE_STAGE + 2 * CHUNK_PRODUCTS + WIDE_TASKS * 32 + 256)
 
 /* channels_strips.cuh: rows of a strip; warps that make strips ready, and as many that pass states on; strips in shared
- * memory, and bytes of each; registers of warpgroups of 128 threads: 512 in all, at most. */
-#define STRIP_ROWS    16
-#define STRIP_WARPS   8
-#define STRIP_SLOTS   11
-#define STRIP_THREADS (2 * 32 * STRIP_WARPS)
-#define STRIP_TILES   (STRIP_ROWS * (3 * CHUNK_MAX_KEYS * 2 + 128))
-#define STRIP_V_ROW   (CHUNK_MAX_KEYS * 2 + 16)
-#define STRIP_NUMBERS 1344
-#ifndef STRIP_READY_REGISTERS
-#define STRIP_READY_REGISTERS 104
-#define STRIP_STATE_REGISTERS 152
-#endif
+ * memory, and bytes of each; registers of warpgroups of 128 threads, after a convolution and without one: 512 in all,
+ * at most. */
+#define STRIP_ROWS                   16
+#define STRIP_WARPS                  8
+#define STRIP_SLOTS                  11
+#define STRIP_THREADS                (2 * 32 * STRIP_WARPS)
+#define STRIP_TILES                  (STRIP_ROWS * (3 * CHUNK_MAX_KEYS * 2 + 128))
+#define STRIP_V_ROW                  (CHUNK_MAX_KEYS * 2 + 16)
+#define STRIP_NUMBERS                1344
+#define STRIP_READY_REGISTERS(tiles) ((tiles) ? 96 : 104)
+#define STRIP_STATE_REGISTERS(tiles) ((tiles) ? 160 : 152)
 #ifndef STRIP_BLOCKS
 #define STRIP_BLOCKS(sms) (sms)
 #endif

@@ -257,7 +257,7 @@ static void list(const struct fake_cuda_launch *launch)
     }
     const int strips = linear_has_strips(call, count, longest);
     *PORTABLE_AT(chunks->count) = strips ? 0 : count;
-    *PORTABLE_AT(chunks->count + 1) = strips;
+    *PORTABLE_AT(chunks->count + 1) = strips ? count : 0;
     for (int first = 0; first < chunks->most; first += chunks->window)
         list_segments(call, first);
 }
@@ -280,8 +280,10 @@ static void convolve_first(const struct fake_cuda_launch *launch, int threads)
     const int per_chunk = (threads + CONVOLVE_THREADS - 1) / CONVOLVE_THREADS * (CHUNK_ROWS / rows);
     const int64_t bytes = row_bytes(&call->dims);
     before = *call;
+    const int count =
+        linear_load_int(call->chunks.count, 0) + linear_load_int(call->chunks.count, 1);
     for (int64_t i = 0; i < launch->grid[0] / per_chunk; i++)
-        if (first + i < linear_load_int(call->chunks.count, 0))
+        if (first + i < count)
             *PORTABLE_AT(call->chunks.rows + (i + 1) * bytes - 1) = (char)(first + i + 1);
 }
 
@@ -429,6 +431,15 @@ static void states_channels(const struct fake_cuda_launch *launch)
     states_by(launch, 1, CHUNK_PANEL * CHUNK_STATE_WARPS, CHUNK_CHANNELS);
 }
 
+/* Has the convolution left the rows of sequence `s`, if there is one? */
+static int has_rows(const linear_call *call, int s)
+{
+    const int64_t end = linear_load_int(call->chunks.sequences, 2 * s) +
+                        (int64_t)linear_load_int(call->chunks.sequences, 2 * s + 1);
+    return !call->chunks.rows ||
+           *PORTABLE_AT(call->chunks.rows + end * row_bytes(&call->dims) - 1) == (char)end;
+}
+
 /* Sequences that go by strips, by blocks in turn. */
 static void strips(const struct fake_cuda_launch *launch)
 {
@@ -436,8 +447,10 @@ static void strips(const struct fake_cuda_launch *launch)
     struct keys keys = {0};
     for (int s = 0; s < linear_num_real(&call->batch); s++)
         for (int head = 0; head < call->dims.v_heads; head++)
-            if (linear_is_chunked(call, s) && linear_load_int(call->chunks.count, 1))
-                steps_columns(call, s, head, 0, call->dims.v_dim, &keys);
+            if (linear_is_chunked(call, s) && linear_load_int(call->chunks.count, 1) &&
+                has_rows(call, s))
+                steps_columns(call->chunks.rows ? &before : call, s, head, 0, call->dims.v_dim,
+                              &keys);
     free(keys.rows);
 }
 
@@ -630,6 +643,7 @@ void fake_linear_define(void)
                    {"linear_states_tiles", states_inverse},
                    {"linear_states_channels", states_channels},
                    {"linear_strips_channels", strips},
+                   {"linear_strips_channels_tiles", strips},
                    {"linear_states_channels_tiles", states_channels},
                    {"linear_segments_plain", segments},
                    {"linear_segments_delta", segments},
