@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * fpu.h: rounding, denormals and traps of this thread's FPU, as a number that is cheap enough to
- * compare around every call of a plugin.
+ * compare around every call of a plugin; and the processor's check of alignment.
  */
 #ifndef HOST_BASE_FPU_H
 #define HOST_BASE_FPU_H
@@ -35,6 +35,17 @@ static inline void fpu_set_control(uint64_t control)
     __asm__ volatile("fnclex\n\tfldcw %0" : : "m"(x87) : "memory");
 }
 
+/* Accesses that are not aligned fault on this thread while flag AC is set. Clears it; was it set? */
+static inline bool fpu_clear_alignment_check(void)
+{
+    const uint64_t alignment_check = UINT64_C(1) << 18;
+    uint64_t flags = __builtin_ia32_readeflags_u64();
+    if (!(flags & alignment_check))
+        return false;
+    __builtin_ia32_writeeflags_u64(flags & ~alignment_check);
+    return true;
+}
+
 #elif defined(__aarch64__)
 
 #define FPU_DEFAULT UINT64_C(0)
@@ -65,6 +76,13 @@ static inline void fpu_set_control(uint64_t control)
     (void)control;
 }
 
+#endif
+
+#if !defined(__x86_64__)
+static inline bool fpu_clear_alignment_check(void)
+{
+    return false;
+}
 #endif
 
 /* Does arithmetic round to nearest and keep denormals, as a thread's does when it begins? A guess

@@ -89,7 +89,7 @@ void guard_report(const struct guard_call *call, unsigned int kind, const char *
                   bool is_restored);
 
 /* The kind of guard_report() that the guard uses itself; others are above. */
-enum { GUARD_KIND_FPU, GUARD_KINDS_OF_OTHERS };
+enum { GUARD_KIND_FPU, GUARD_KIND_ALIGNMENT, GUARD_KINDS_OF_OTHERS };
 
 /* Compare all of the FPU's control word; put it back and report. */
 void guard_check_fpu(const struct guard_call *call);
