@@ -9,12 +9,12 @@
  *
  * All that they know of each other is the item's counter:
  *
- *   | gave up: 16, a bit for each slice | merged: 5 | arrived: 11 |
+ *   | gave up: 16, a bit for each slice | left: 5 | arrived: 11 |
  *
  * A block waits a while only, and not if it has more work, since nothing says that all blocks of a
  * launch run at once. It gives its slice up by one compare-and-swap, which succeeds only while
- * parts are missing: so the last to come finds it. The one that has merged the last slice clears
- * the counter. Who merges a slice does not change its bits.
+ * parts are missing: so the last to come finds it. A block tells when it will not look at the
+ * counter again, and the last one to do so clears it. Who merges a slice does not change its bits.
  */
 #ifndef FI_ARRIVALS_CUH
 #define FI_ARRIVALS_CUH
@@ -22,13 +22,13 @@
 #include "plugins/flashinfer_like/kernels/walk.cuh"
 
 enum {
-    ARRIVALS_ALL = 7,                    /* FI_PREFILL_ROWS rows */
-    ARRIVALS_SLICES = 16,                /* at most */
-    ARRIVALS_MOST = 0x7ff,               /* parts of an item that has several */
-    ARRIVALS_MERGED = ARRIVALS_MOST + 1, /* one slice */
-    ARRIVALS_GIVEN_UP = 1 << 16,         /* slice 0 */
-    ARRIVALS_BATCH = 16,                 /* parts of a row that a warp fetches together */
-    ARRIVALS_POLLS = 32                  /* looks at the counter, some 300 ns each */
+    ARRIVALS_ALL = 7,                  /* FI_PREFILL_ROWS rows */
+    ARRIVALS_SLICES = 16,              /* at most */
+    ARRIVALS_MOST = 0x7ff,             /* parts of an item that has several */
+    ARRIVALS_LEFT = ARRIVALS_MOST + 1, /* one slice's block */
+    ARRIVALS_GIVEN_UP = 1 << 16,       /* slice 0 */
+    ARRIVALS_BATCH = 16,               /* parts of a row that a warp fetches together */
+    ARRIVALS_POLLS = 32                /* looks at the counter, some 300 ns each */
 };
 
 /* ---- Slices ---------------------------------------------------------------------------------- */
@@ -72,6 +72,12 @@ PORTABLE u32 counter_add(int *counter, u32 x)
     return old;
 }
 
+/* Adds, and orders nothing. */
+PORTABLE u32 counter_note(int *counter, u32 x)
+{
+    return (u32)atomicAdd(counter, (int)x);
+}
+
 PORTABLE u32 counter_swap(int *counter, u32 old, u32 x)
 {
     u32 found;
@@ -99,6 +105,11 @@ PORTABLE int count_bits(u32 x)
 PORTABLE u32 counter_add(int *counter, u32 x)
 {
     return (u32)__atomic_fetch_add(PORTABLE_AT(counter), (int)x, __ATOMIC_ACQ_REL);
+}
+
+PORTABLE u32 counter_note(int *counter, u32 x)
+{
+    return (u32)__atomic_fetch_add(PORTABLE_AT(counter), (int)x, __ATOMIC_RELAXED);
 }
 
 PORTABLE u32 counter_swap(int *counter, u32 old, u32 x)
@@ -151,14 +162,26 @@ PORTABLE u32 arrivals_come(int *counter, int count, int slices, int polls)
     return arrivals_wait(counter, count, slice, polls) ? 1u << slice : 0;
 }
 
-/* It has merged them. */
+/* It has slices to merge, and will not look at the counter again. Returns of how many slices this is
+ * so. It takes as long as a batch of parts, so it is asked for before they are merged. */
+PORTABLE u32 arrivals_leave(int *counter, int slices, u32 merged)
+{
+    u32 mine = (u32)count_bits(merged);
+    if ((int)mine == slices)
+        return mine;
+    return mine + (counter_note(counter, ARRIVALS_LEFT * mine) / ARRIVALS_LEFT & 31);
+}
+
+PORTABLE void arrivals_clear(int *counter, int slices, u32 left)
+{
+    if ((int)left == slices)
+        *PORTABLE_AT(counter) = 0;
+}
+
+/* Both, once it has merged them. */
 PORTABLE void arrivals_end(int *counter, int slices, u32 merged)
 {
-    int mine = count_bits(merged), others = 0;
-    if (mine < slices)
-        others = (int)(counter_add(counter, (u32)(ARRIVALS_MERGED * mine)) / ARRIVALS_MERGED & 31);
-    if (mine + others == slices)
-        *PORTABLE_AT(counter) = 0;
+    arrivals_clear(counter, slices, arrivals_leave(counter, slices, merged));
 }
 
 #endif /* FI_ARRIVALS_CUH */

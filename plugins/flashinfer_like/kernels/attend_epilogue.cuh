@@ -241,6 +241,9 @@ merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const p
         *told = arrivals_come(p.counter, p.count, slices, at.left > 1 ? 0 : ARRIVALS_POLLS);
     item_sync<S>();
     const u32 all = *told;
+    u32 leaving = 0;
+    if (all && item_thread<S>() == 0)
+        leaving = arrivals_leave(p.counter, slices, all);
 #pragma unroll 1
     for (u32 left = all; left != 0; left &= left - 1) {
         const int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), rows);
@@ -252,7 +255,7 @@ merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const p
             merge_rows<S>(c, at, q, p, first, end, shift, exchange, tops);
     }
     if (all && item_thread<S>() == 0)
-        arrivals_end(p.counter, slices, all);
+        arrivals_clear(p.counter, slices, leaving);
 }
 
 /* ---- The end ------------------------------------------------------------------------------- */
