@@ -44,7 +44,8 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
                                                      item<S> &it, const char *shared,
                                                      const char *stage)
 {
-    float score[2][4] = {};
+    float group[1][2][4] = {};
+    float(&score)[2][4] = group[0];
     int from = cursor_key(at);
     u32 seen = 15;
     const char *k = stage + warp_part() * S::k_bytes;
@@ -65,7 +66,7 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
     if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
         seen = warp_or(is_range(c) ? scores_cut<S>(c, at, it, score)
                                    : scores_mask<S>(c, at, it, score));
-    softmax_update<S>(score, it);
+    softmax_update<S>(group, it);
     if constexpr (!S::quantised)
         gemm_pv<S>(round_probabilities<S::is_f16>(score, seen), v, it);
     else if (S::is_f16 || fit_half(score))
@@ -84,6 +85,46 @@ static __device__ __forceinline__ void consume_unit(const fi_call &c, const curs
     __syncwarp();
     if ((threadIdx.x & 31) == 0)
         barrier_arrive(empty_barrier<S>(shared, r.stage));
+}
+
+/* Are the unit at hand and the next one the item's and this block's, and do all rows see all of
+ * their keys, whose logits are products alone? */
+template <typename S>
+static __device__ __forceinline__ bool is_pair(const fi_call &c, const cursor &at,
+                                               const item<S> &it)
+{
+    int from = cursor_key(at) - warp_part() * GROUP_KEYS;
+    return at.left > 1 && c.cap == 0 && !is_sloped(c) && from >= it.all_lo &&
+           from + 2 * FI_KEYS <= it.all_hi;
+}
+
+/* Two units at once, of which a warp waits half as long for its own instructions. */
+template <typename S>
+static __device__ __forceinline__ void consume_pair(const fi_call &c, item<S> &it, ring &r,
+                                                    char *shared)
+{
+    float score[2][2][4] = {};
+    const char *stage[2];
+    const ring first = r;
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+        barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
+        stage[g] = shared + r.stage * S::stage_bytes;
+        gemm_qk<S>(it, shared, stage[g] + warp_part() * S::k_bytes, score[g]);
+        if (g == 0)
+            ring_next<S>(r);
+    }
+#pragma unroll
+    for (int n = 0; n < 16; n++)
+        score[n / 8][n / 4 % 2][n % 4] *= c.scale;
+    softmax_update<S>(score, it);
+#pragma unroll
+    for (int g = 0; g < 2; g++)
+        gemm_pv<S>(round_probabilities<S::is_f16>(score[g], 15),
+                   stage[g] + WARPS * S::k_bytes + warp_part() * S::v_bytes, it);
+    __syncwarp();
+    if ((threadIdx.x & 31) < 2)
+        barrier_arrive(empty_barrier<S>(shared, (threadIdx.x & 31) == 0 ? first.stage : r.stage));
 }
 
 /* To the item that is this team's after the other one's. */
@@ -118,7 +159,10 @@ static __device__ __forceinline__ void consume(const fi_call &c, const fi_start 
     for (;;) {
         PROFILE_UNIT;
         PROFILE(0);
-        if (S::by_item || S::teams == 1 || turn == team) {
+        if (S::in_pairs && !splits && is_pair(c, at, it)) {
+            consume_pair(c, it, r, shared);
+            walk_next(&c, block_here(), &at, FI_KEYS);
+        } else if (S::by_item || S::teams == 1 || turn == team) {
             barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
             PROFILE(1);
             consume_unit<S>(c, at, it, r, shared);

@@ -116,24 +116,28 @@ static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item
     return seen;
 }
 
-/* Logits become probabilities by the largest so far; what was summed up follows it. */
-template <typename S>
-static __device__ __forceinline__ void softmax_update(float (&score)[2][4], item<S> &it)
+/* Logits of so many groups of keys become probabilities by the largest so far; what was summed up
+ * follows it. */
+template <typename S, int groups>
+static __device__ __forceinline__ void softmax_update(float (&score)[groups][2][4], item<S> &it)
 {
     float shrink[2];
     bool grown = false;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        float here = fmaxf(fmaxf(score[0][h * 2], score[0][h * 2 + 1]),
-                           fmaxf(score[1][h * 2], score[1][h * 2 + 1]));
+        float here = SOFTMAX_EMPTY;
+#pragma unroll
+        for (int g = 0; g < groups; g++)
+            here = fmaxf(here, fmaxf(fmaxf(score[g][0][h * 2], score[g][0][h * 2 + 1]),
+                                     fmaxf(score[g][1][h * 2], score[g][1][h * 2 + 1])));
         float top = fmaxf(it.top[h], softmax_quad_max(here)), base = softmax_base(top);
         shrink[h] = softmax_exp2(it.top[h] - base);
         grown |= top != it.top[h];
         it.top[h] = top;
         it.sum[h] *= shrink[h];
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float &x = score[n / 2][h * 2 + n % 2];
+        for (int n = 0; n < 4 * groups; n++) {
+            float &x = score[n / 4][n % 4 / 2][h * 2 + n % 2];
             x = softmax_exp2(x - (base - S::lift));
             it.sum[h] += x;
         }
