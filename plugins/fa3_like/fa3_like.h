@@ -32,9 +32,18 @@ enum {
     ROWS_FEW = 8,                /* blocks of fa3_rows where tiles save all new rows */
     ROWS_BLOCKS = 8,             /* blocks of fa3_rows for each multiprocessor, at most, */
     ROWS_BLOCK_BYTES = 16 << 10, /* of new keys and values that one has */
-    SAVE_HEADS = 8,              /* least query heads of a KV head whose tiles save new rows: each
-                                  * saves its share, which takes as long as products of few keys; */
-    SAVE_HEADS_LONG = 4,         /* the same of prompts of SAVE_LONG tokens or more */
+    /* Rows that tiles of up to SAVE_BOX_QUERIES save at a time, of pages of a multiple of
+     * SAVE_BOX_LEAST, where a multiprocessor has SAVE_BOX_WAVES tiles, and a KV head SAVE_BOX_HEADS
+     * query heads; long prompts need one. */
+    SAVE_BOX = 32,
+    SAVE_BOX_LEAST = 16,
+    SAVE_BOX_QUERIES = 192,
+    SAVE_BOX_WAVES = 4,
+    SAVE_BOX_HEADS = 2,
+    /* Least query heads of a KV head whose tiles save other rows, and of prompts of SAVE_LONG tokens
+     * or more: each saves its share, which takes as long as products of few keys. */
+    SAVE_HEADS = 8,
+    SAVE_HEADS_LONG = 4,
     SAVE_LONG = 1024,
     L2_SECTION = 32 << 20, /* bytes of keys and values that are worked on together, */
     SECTION_WAVES = 8      /* where there are so many tiles for each multiprocessor */

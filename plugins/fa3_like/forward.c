@@ -89,11 +89,37 @@ static int has_new_rows(const layer_call *call)
            has_few_pieces(attn_operand(&call->args, ATTN_ROLE_V_CACHE), o->v_page);
 }
 
+static int32_t greatest_divisor(int32_t a, int32_t b)
+{
+    while (b != 0) {
+        int32_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Rows that tiles save at a time, from their stages; 0: one, or they save none. Where a multiprocessor
+ * has few tiles, these wait for what is saved; with few query heads each has much to save. */
+static int32_t save_box(const layer_call *call)
+{
+    const cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
+    const fa3_tile *tile = call->view->tile;
+    int32_t rows = greatest_divisor(call->group->page_size, SAVE_BOX);
+    int32_t least = extent.q_len >= SAVE_LONG ? 1 : SAVE_BOX_HEADS;
+    int64_t tiles =
+        fi_count_tiles(&extent, 1, tile->queries) * call->group->kv_heads * call->group->ratio;
+    int is_worth = call->group->ratio >= least && tiles >= SAVE_BOX_WAVES * fa3_num_sms(call);
+    int can = rows >= SAVE_BOX_LEAST && tile->queries <= SAVE_BOX_QUERIES && has_new_rows(call);
+    return can && (is_worth || call->kernels->option == TILES_ALWAYS) ? rows : 0;
+}
+
 /* Do tiles save these keys, too? */
 static int has_savers(const layer_call *call)
 {
     int is_long = cuda_plan_extent(&call->metadata->plan).q_len >= SAVE_LONG;
-    return has_new_rows(call) && call->group->ratio >= (is_long ? SAVE_HEADS_LONG : SAVE_HEADS);
+    return has_new_rows(call) &&
+           (save_box(call) > 0 || call->group->ratio >= (is_long ? SAVE_HEADS_LONG : SAVE_HEADS));
 }
 
 /* Tensor maps and the kernel's own stores move 16 bytes at a time. */
@@ -236,16 +262,6 @@ static map_view view_pages(const char *name, const attn_tensor *tensor, int hnd,
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-static int32_t greatest_divisor(int32_t a, int32_t b)
-{
-    while (b != 0) {
-        int32_t rest = a % b;
-        a = b;
-        b = rest;
-    }
-    return a;
-}
-
 static void set_keys(const layer_call *call, struct fa3_forward_params *p)
 {
     const fa3_metadata *view = call->view;
@@ -355,7 +371,16 @@ static attn_status set_new_maps(const layer_call *call, struct fa3_forward_param
     map_view k = view_rows("k", attn_operand(&call->args, ATTN_ROLE_K), rows);
     map_view v = view_rows("v", attn_operand(&call->args, ATTN_ROLE_V), rows);
     attn_status status = make_map(call, &k, &p->k_new, error);
-    return status == ATTN_OK ? make_map(call, &v, &p->v_new, error) : status;
+    if (status == ATTN_OK)
+        status = make_map(call, &v, &p->v_new, error);
+    p->save_box = p->slots ? save_box(call) : 0;
+    if (status != ATTN_OK || p->save_box == 0)
+        return status;
+    rows = (uint32_t)p->save_box;
+    k = view_pages("k_cache", attn_operand(&call->args, ATTN_ROLE_K_CACHE), call->group->hnd, rows);
+    v = view_pages("v_cache", attn_operand(&call->args, ATTN_ROLE_V_CACHE), call->group->hnd, rows);
+    status = make_map(call, &k, &p->k_pages, error);
+    return status == ATTN_OK ? make_map(call, &v, &p->v_pages, error) : status;
 }
 
 static attn_status set_maps(const layer_call *call, struct fa3_forward_params *p, attn_error *error)

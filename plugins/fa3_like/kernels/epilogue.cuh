@@ -130,6 +130,28 @@ DEVICE void output_wide(const struct fa3_forward_params &p, const struct work &w
                     make_float2(o[i] * factor[r], o[i + 1] * factor[r]);
 }
 
+/* Rows [0, rows) as 16 bits, past shared memory: four threads write 32 bytes of a row, once two have
+ * exchanged a word, so that each has 8. */
+template <typename T>
+DEVICE void output_direct(const struct fa3_forward_params &p, const struct work &w, int first,
+                          int rows, const float (&o)[T::dim_v / 2], const float (&factor)[2])
+{
+    const int thread = thread_here(), lane = thread % 32, odd = lane % 2;
+    const int row = thread / 32 % 4 * 16 + lane / 4;
+    char *out = output_of(p, w, first + row) + odd * 16 + lane % 4 / 2 * 8;
+#pragma unroll
+    for (int r = 0; r < 2; r++, out += 16 * p.out_token)
+#pragma unroll
+        for (int i = 2 * r; i < T::dim_v / 2; i += 8) {
+            const unsigned low = pack_pair<T::is_f16>(o[i] * factor[r], o[i + 1] * factor[r]);
+            const unsigned high = pack_pair<T::is_f16>(o[i + 4] * factor[r], o[i + 5] * factor[r]);
+            const unsigned other = __shfl_xor_sync(0xffffffff, odd ? low : high, 1);
+            if (row + 8 * r < rows)
+                *(uint2 *)(out + i * 4 - r * 8) =
+                    odd ? make_uint2(other, high) : make_uint2(low, other);
+        }
+}
+
 /* A tile without keys: zeros, past shared memory, which may hold the next tile's queries. */
 template <typename T>
 DEVICE void output_clear(const struct fa3_forward_params &p, const struct work &w, int first,
@@ -176,6 +198,10 @@ DEVICE void epilogue(const struct fa3_forward_params &p, const struct work &w, i
         output_stage_turned<T>(o, factor, to);
     } else if (p.out_f32) {
         output_wide<T>(p, w, first, rows, o, factor);
+        output_lse<T>(p, w, first, rows, lse);
+        return;
+    } else if constexpr (T::direct) {
+        output_direct<T>(p, w, first, rows, o, factor);
         output_lse<T>(p, w, first, rows, lse);
         return;
     } else {

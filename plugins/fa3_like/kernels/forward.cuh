@@ -101,7 +101,8 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
         else if (threadIdx.x < 64)
             load_new<T, panels, behind>(p, p.v_new, w, to, control, &stage);
         else
-            save_new<T, dim>(p, w, behind ? p.v_save : p.k_save, &stage);
+            save_new<T, dim, behind>(p, w, behind ? p.v_save : p.k_save,
+                                     behind ? p.v_pages : p.k_pages, to, control, &stage);
     }
 }
 
@@ -290,6 +291,13 @@ template <typename T> DEVICE void slot_done(struct control *control, consumer<T>
     c->stored = -1;
 }
 
+/* The only slot's queries are not needed any more; their output goes past shared memory. */
+template <typename T> DEVICE void only_slot_done(struct control *control)
+{
+    if (T::direct && thread_here() % GROUP_THREADS == 0)
+        barrier_arrive(shared_address(control->q_empty));
+}
+
 /* The probabilities of the first tile. */
 template <typename T>
 DEVICE void first_tile(const struct fa3_forward_params &p, struct control *control, unsigned base,
@@ -363,6 +371,7 @@ DEVICE void last_values(const struct fa3_forward_params &p, struct control *cont
     turn_give<T>(group);
     rows_finish<T>(p, w, r);
     group_sync(group); /* no warp reads queries any more: the output may go there */
+    only_slot_done<T>(control);
     wgmma_wait<0>();
     wgmma_arrived(r->o);
     stage_done<T>(control, &c->stage);
@@ -417,6 +426,7 @@ DEVICE void attend_nothing(const struct fa3_forward_params &p, struct control *c
     skip_stages<T>(control, group, c, uniform(w.k_end - w.k_start));
     clear_before<T>(p, control, *c, base, w);
     skip_stages<T>(control, group, c, 1);
+    only_slot_done<T>(control);
 }
 
 template <typename T>
@@ -447,10 +457,10 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
             epilogue<T>(p, w, uniform(thread_here() / GROUP_THREADS - 1), r.o, r.factor, r.lse,
                         r.q);
         if (any) {
-            c.stored = c.slot.slot;
+            c.stored = T::direct ? -1 : c.slot.slot;
             c.slot.advance();
         }
-        if constexpr (T::slots == 1)
+        if constexpr (T::slots == 1 && !T::direct)
             slot_done<T>(control, &c);
         work_done(control, &c.works);
     }

@@ -66,8 +66,10 @@ struct fa3_forward_params {
     struct fa3_tensor_map q, k, v, o;
     struct fa3_tensor_map k_new, v_new; /* rows of the call's keys and values, where has_new; a box
                                          * has a tile's keys */
-    struct fa3_save k_save, v_save;     /* the same */
-    uint64_t slots;                     /* int64 [rows]: of new rows; below 0: not saved; 0: all of
+    struct fa3_tensor_map k_pages,
+        v_pages;                    /* the cache's, where save_box: boxes of so many slots */
+    struct fa3_save k_save, v_save; /* where has_new */
+    uint64_t slots;                 /* int64 [rows]: of new rows; below 0: not saved; 0: all of
                                          * them are saved by the kernel before */
 
     uint64_t out;         /* the output: all of it if it is fp32, else of tiles that are not full */
@@ -114,6 +116,8 @@ struct fa3_forward_params {
     int32_t tile_room;    /* entries that `tiles` has room for */
     int32_t has_new;  /* 1: a sequence of as many keys as queries has its keys in k_new, v_new, as
                            * the rows of its queries */
+    int32_t save_box; /* 16 or 32: a tile saves so many rows at a time, from a stage, where their
+                           * slots lie side by side; 0: row by row */
     int32_t is_early; /* 1: nothing is read that the kernel before writes, but for k and v where
                            * they are the cache; it lets this one start once it has waited itself */
 };

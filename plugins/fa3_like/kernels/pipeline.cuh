@@ -16,7 +16,9 @@
  * rows is hidden (keys) or cleared (values) by those who read it.
  *
  * Of a sequence whose keys are all new one warp brings keys and one values, from the rows that the
- * call gives, in whole tiles; the other two save these rows into the cache meanwhile (has_new).
+ * call gives, in whole tiles. The other two save these rows into the cache (has_new): from the stages,
+ * by boxes, where many tiles share that and slots lie side by side (save_box), else past them. A stage
+ * is free when they have let go of it, too.
  *
  * Queries have slots of their own. Of two, one is filled while the other is worked on.
  */
@@ -88,7 +90,8 @@ template <typename T> DEVICE void control_init(struct control *control)
 {
     const int warps = T::groups * 4;
     ring_init(control->q_full, control->q_empty, T::slots, 1, T::groups);
-    ring_init(control->full, control->empty, T::stages, GROUP_THREADS / 32, warps);
+    ring_init(control->full, control->empty, T::stages, GROUP_THREADS / 32,
+              warps + 2); /* of the producers the two that may save */
     ring_init(control->work_full, control->work_empty, WORK_SLOTS, 1, warps + 3);
     fence_barrier_init();
 }
@@ -202,14 +205,80 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
             tensor_load(to + stage->slot * panels * T::keys * ROW_BYTES, &map, full,
                         it.panel * PANEL, it.key, head, outer);
         __syncwarp();
-        if (threadIdx.x >= 64 && threadIdx.x % 32 == 0)
+        if (threadIdx.x >= 64 && threadIdx.x % 32 == 0) {
             barrier_arrive(full);
+            barrier_arrive(shared_address(control->empty + stage->slot));
+        }
         stage->advance();
         if (!none) {
             boxes = step.boxes;
             piece_back(p, step, &it);
         }
     }
+}
+
+/* Rows of a box that tiles save; 0: rows are copied one by one. A part has some of a tile's keys, and
+ * rows that do not stand where keys of their number do are not among them. */
+template <typename T> DEVICE int save_box(const struct fa3_forward_params &p, const struct work &w)
+{
+    return !T::boxes || p.splits > 1 || w.position != 0 ? 0 : p.save_box;
+}
+
+/* The rows [*first, *end) of a tile that this piece of work saves, counted from the tile's first:
+ * heads that share keys divide them among themselves, by whole boxes. */
+template <typename T>
+DEVICE void find_saved(const struct fa3_forward_params &p, const struct work &w, int *first,
+                       int *end)
+{
+    const int splits = max(p.splits, 1), parts = p.heads_per_kv * splits;
+    const int part = w.head % p.heads_per_kv * splits + w.split;
+    const int rows = min(T::queries, w.queries - w.tile * T::queries),
+              box = max(save_box<T>(p, w), 1);
+    *first = rows / box * part / parts * box;
+    *end = part + 1 == parts ? rows : rows / box * (part + 1) / parts * box;
+}
+
+/* A row for each lane: bits of those whose boxes have slots side by side. */
+DEVICE unsigned boxed_rows(int box, int slot)
+{
+    const int lane = threadIdx.x % 32, lead = __shfl_sync(0xffffffff, slot, lane & -box);
+    const bool good = lead >= 0 && lead % box == 0 && slot == lead + lane % box;
+    unsigned rows = __ballot_sync(0xffffffff, good);
+    for (int width = 1; width < box; width *= 2) /* all rows of a box, or none */
+        rows &= rows >> width;
+    rows &= box == 32 ? 1u : 0x00010001u;
+    return rows * ((box == 32 ? 0u : 1u << box) - 1);
+}
+
+/* What a lane saves of a piece of work: a box of 64 columns, from a stage of keys or values. */
+struct save_piece {
+    int turn; /* of keys; below 0: nothing */
+    int from; /* in the stage */
+    int slot;
+};
+
+template <typename T, int panels>
+DEVICE struct save_piece find_piece(const struct fa3_forward_params &p, const struct work &w)
+{
+    const int lane = threadIdx.x % 32, box = save_box<T>(p, w), begin = w.tile * T::queries;
+    struct save_piece it = {-MOST_STAGES, 0, 0};
+    int first, end;
+    if (box == 0 || !p.slots)
+        return it;
+    find_saved<T>(p, w, &first, &end);
+    end -= (end - first) % box;
+    const int mine = first + lane / panels * box;
+    const long long *slots = (const long long *)p.slots + w.q_start + begin;
+#pragma unroll 1
+    for (; first < end; first += 32) {
+        const int slot = first + lane < end ? (int)slots[first + lane] : -1;
+        const unsigned rows = boxed_rows(box, slot);
+        const int there = __shfl_sync(0xffffffff, slot, mine - first);
+        if (mine >= first && mine < first + 32 && (rows >> (mine - first) & 1))
+            it.turn = w.k_end - 1 - (begin + mine) / T::keys, it.slot = there;
+    }
+    it.from = (lane % panels * T::keys + mine % T::keys) * ROW_BYTES;
+    return it;
 }
 
 /* The same of a sequence whose keys are all new, by one warp: a box of the call's rows for each 64
@@ -221,21 +290,51 @@ DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor
 {
     const int count = w.k_end - w.k_start, head = w.head / p.heads_per_kv, panel = threadIdx.x % 32;
     int key = w.q_start + (w.k_end - 1 + behind) * T::keys;
+    const bool alone = save_box<T>(p, w) == 0; /* the warp that saves passes the stages by */
     to += panel * T::keys * ROW_BYTES;
 #pragma unroll 1
     for (int turn = 0; turn <= count && count > 0; turn++, key -= T::keys) {
         const bool none = turn == (behind ? 0 : count);
         const unsigned full = shared_address(control->full + stage->slot);
-        barrier_wait(shared_address(control->empty + stage->slot), stage->phase ^ 1);
+        const unsigned empty = shared_address(control->empty + stage->slot);
+        barrier_wait(empty, stage->phase ^ 1);
         if (panel == 0) {
             barrier_arrive_expect(full, none ? 0 : panels * T::keys * ROW_BYTES);
             barrier_arrive(full); /* for a warp that saves */
+            if (alone)
+                barrier_arrive(empty);
         }
         __syncwarp();
         if (panel < panels && !none)
             tensor_load(to + stage->slot * panels * T::keys * ROW_BYTES, &map, full, panel * PANEL,
                         key, head, 0);
         __syncwarp();
+        stage->advance();
+    }
+}
+
+/* A warp saves boxes of these rows from their stages. */
+template <typename T, int panels, int behind>
+DEVICE void save_boxes(const struct fa3_forward_params &p, const struct fa3_tensor_map &pages,
+                       const struct work &w, unsigned to, struct control *control,
+                       ring<T::stages> *stage)
+{
+    const int count = w.k_end - w.k_start, lane = threadIdx.x % 32;
+    const struct save_piece mine = find_piece<T, panels>(p, w);
+#pragma unroll 1
+    for (int turn = 0; turn <= count; turn++) {
+        barrier_wait(shared_address(control->full + stage->slot), stage->phase);
+        if (turn == mine.turn + behind) {
+            const unsigned page = (unsigned)mine.slot / p.k_save.page_size;
+            tensor_store(&pages, to + stage->slot * panels * T::keys * ROW_BYTES + mine.from,
+                         lane % panels * PANEL, mine.slot - page * p.k_save.page_size,
+                         w.head / p.heads_per_kv, page);
+            store_commit();
+            store_wait_read();
+        }
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(shared_address(control->empty + stage->slot));
         stage->advance();
     }
 }
@@ -247,25 +346,28 @@ template <typename T> DEVICE void pass_stages(ring<T::stages> *stage, int count)
     stage->phase ^= to / T::stages & 1;
 }
 
-/* A warp saves rows [first, end) of new keys, or of values. A lane finds the place of one row in the
- * cache, and copies a piece of each row, or of every second or fourth one. */
+/* A warp saves rows [first, end) of new keys, or of values, but for those in boxes. A lane finds the
+ * place of one row in the cache, and copies a piece of each row, or of every second or fourth one. */
 template <typename T, int dim>
-DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int head, int first,
-                      int end)
+DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int box, int head,
+                      int first, int end)
 {
     constexpr int pieces = dim / 8, side = 32 / pieces,
                   together = T::groups == 4 ? 1
                              : dim == 64    ? 3
-                                            : 4;
+                                            : 3;
     const unsigned none = ~0u, lane = threadIdx.x % 32, piece = lane % pieces;
     const bool idle = lane >= side * pieces;
 #pragma unroll 1
     for (; first < end; first += 32) {
-        const long long slot = first + (int)lane < end ? slots[first + lane] : -1;
+        const int slot = first + (int)lane < end ? (int)slots[first + lane] : -1;
+        const unsigned boxed = box ? boxed_rows(box, slot) : 0;
+        if (!__any_sync(0xffffffff, slot >= 0 && !(boxed >> lane & 1)))
+            continue;
         const unsigned page = (unsigned)slot / save.page_size;
         const unsigned offset = (unsigned)slot - page * save.page_size;
         const unsigned place = page * save.page + offset * save.token + head * save.head;
-        const unsigned mine = slot < 0 ? none : place;
+        const unsigned mine = slot < 0 || (boxed >> lane & 1) ? none : place;
 #pragma unroll 1
         for (int row = 0; row < min(32, end - first); row += side * together) {
             unsigned to[together];
@@ -289,21 +391,23 @@ DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int h
     }
 }
 
-/* A warp saves this tile's share of them: rows of its queries, which the heads that share keys divide
- * among themselves. It has nothing to do with the stages, and passes them by. */
-template <typename T, int dim>
+/* A warp saves this tile's share of them: rows of its queries, from the stages or past them. */
+template <typename T, int dim, int behind>
 DEVICE void save_new(const struct fa3_forward_params &p, const struct work &w,
-                     const struct fa3_save &save, ring<T::stages> *stage)
+                     const struct fa3_save &save, const struct fa3_tensor_map &pages, unsigned to,
+                     struct control *control, ring<T::stages> *stage)
 {
-    const int splits = max(p.splits, 1), parts = p.heads_per_kv * splits;
-    const int part = w.head % p.heads_per_kv * splits + w.split;
-    const int begin = w.tile * T::queries, rows = min(T::queries, w.queries - begin);
-    const int first = w.q_start + begin;
-    if (w.k_end > w.k_start)
+    const int from = w.q_start + w.tile * T::queries;
+    int first, end;
+    if (w.k_end > w.k_start && save_box<T>(p, w) == 0)
         pass_stages<T>(stage, w.k_end - w.k_start + 1);
-    if (p.slots)
-        save_rows<T, dim>(save, (const long long *)p.slots, w.head / p.heads_per_kv,
-                          first + rows * part / parts, first + rows * (part + 1) / parts);
+    else if (w.k_end > w.k_start)
+        save_boxes<T, (dim + PANEL - 1) / PANEL, behind>(p, pages, w, to, control, stage);
+    if (!p.slots)
+        return;
+    find_saved<T>(p, w, &first, &end);
+    save_rows<T, dim>(save, (const long long *)p.slots, save_box<T>(p, w), w.head / p.heads_per_kv,
+                      from + first, from + end);
 }
 
 template <typename T>

@@ -61,6 +61,12 @@ struct tile_shape {
      * two warpgroups has not. */
     static constexpr bool chunks = groups > 2;
 
+    /* Outputs past shared memory, so that the only slot is free for the next queries? */
+    static constexpr bool direct = slots == 1;
+
+    /* New rows saved by boxes? */
+    static constexpr bool boxes = groups < 4;
+
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "products take 16 columns at a time");
     static_assert(keys % 16 == 0, "products take 16 keys at a time");
     static_assert(groups >= 2 && groups <= 4, "two to four consumer warpgroups");
