@@ -757,6 +757,28 @@ TEST_OF(planner, grids)
         }
 }
 
+/* Of 64 dimensions two teams come instead of two blocks: sooner for decodes of few heads. */
+TEST_OF(planner, many_items_of_short_rows)
+{
+    fi_group group = {.shape = fi_find_shape(64, 64),
+                      .num_sms = 132,
+                      .base = {.kv_heads = 8, .ratio = 8, .kv_dtype = ATTN_BF16}};
+    cuda_extent extent = {.seqs = 6, .tokens = 6, .q_len = 1};
+    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 0);
+    extent.seqs = extent.tokens = 7;
+    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 1);
+    extent = (cuda_extent){.seqs = 24, .tokens = 48, .q_len = 2};
+    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 0);
+    extent = (cuda_extent){.seqs = 25, .tokens = 50, .q_len = 2};
+    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 1);
+    group.base.ratio = 71; /* five tiles each */
+    group.base.kv_heads = 1;
+    extent = (cuda_extent){.seqs = 39, .tokens = 39, .q_len = 1};
+    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 0);
+    extent.seqs = extent.tokens = 40;
+    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 1);
+}
+
 /* The kernel for many items: where a block has a few of them; of two blocks a multiprocessor, where
  * there are more, and all multiprocessors may be had. Never where bits must not depend on it. */
 TEST_OF(planner, many_items)
