@@ -781,21 +781,18 @@ struct strip_outputs {
     int rows;
 };
 
-/* They are written, and the strip is left. No branch: the state's product may be under way. */
+/* They are written. No branch: the state's product is under way. */
 DEVICE void write_outputs(const linear_call &call, const strip_memory &m, const strip_outputs &x,
                           int warp, int lane)
 {
     const unsigned turn =
         shared_address(m.values) + x.slot * (STRIP_ROWS * STRIP_V_ROW) + warp * (CHUNK_PANEL * 2);
-    asm volatile("{\n.reg .pred p, q;\n.reg .b32 a, b, c, d;\n"
-                 "setp.lt.s32 p, %0, %1;\nsetp.ne.u32 q, %2, 0;\n"
-                 "@p ld.shared.v4.b32 {a, b, c, d}, [%3];\n"
-                 "@p st.global.v4.b32 [%4], {a, b, c, d};\n"
-                 "bar.warp.sync -1;\n"
-                 "@q mbarrier.arrive.shared::cta.b64 _, [%5];\n}" ::"r"(lane / 2),
-                 "r"(x.rows), "r"((u32)(lane == 0 && x.slot >= 0)),
-                 "r"(turn + lane / 2 * STRIP_V_ROW + lane % 2 * 16),
-                 "l"(x.to + lane / 2 * call.operands.out_row + lane % 2 * 16), "r"(m.passed(x.slot))
+    asm volatile("{\n.reg .pred p;\n.reg .b32 a, b, c, d;\n"
+                 "setp.lt.s32 p, %0, %1;\n"
+                 "@p ld.shared.v4.b32 {a, b, c, d}, [%2];\n"
+                 "@p st.global.v4.b32 [%3], {a, b, c, d};\n}" ::"r"(lane / 2),
+                 "r"(x.rows), "r"(turn + lane / 2 * STRIP_V_ROW + lane % 2 * 16),
+                 "l"(x.to + lane / 2 * call.operands.out_row + lane % 2 * 16)
                  : "memory");
 }
 
@@ -897,6 +894,9 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
     write_outputs(call, m, outputs, warp, lane);
     wgmma_wait<0>();
     wgmma_arrived(s);
+    __syncwarp();
+    if (lane == 0)
+        barrier_arrive(m.passed(outputs.slot));
 #else
     __trap();
 #endif
