@@ -85,7 +85,7 @@ static void make_chunked(struct linear_spec *spec, int32_t index)
 }
 
 /* Sequences times heads that fill a GPU, so that a block has several of them, one after the other: 24 sequences
- * of up to three chunks, four heads. */
+ * of up to three chunks, four heads; eight of delta rules, whose blocks have whole heads. */
 static void make_filling(struct linear_spec *spec, int32_t index)
 {
     make_chunked(spec, index % 2);
@@ -96,8 +96,9 @@ static void make_filling(struct linear_spec *spec, int32_t index)
     spec->cuts = 2 * (index % 2);
     spec->most_kept = spec->snapshots ? 2 * FILLING_SEQUENCES : 0;
     spec->z = false;
-    spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : 4;
-    spec->v_heads = spec->family == ATTN_LINEAR_GDN ? 8 : 4;
+    const bool kda = spec->family == ATTN_LINEAR_KDA;
+    spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : kda ? 8 : 4;
+    spec->v_heads = spec->family == ATTN_LINEAR_GDN || kda ? 8 : 4;
 }
 
 /* Single rows of layers as models have them, for which a backend may have kernels of their own: bf16, heads
