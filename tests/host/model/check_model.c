@@ -550,8 +550,8 @@ TEST_OF(hugging_face, numbers_that_fp32_loses)
         "{\"architectures\": [\"Gemma2ForCausalLM\"], \"attn_logit_softcapping\": 1e-300, " SHAPE
         "}",
         "attn_logit_softcapping: got 1e-300", "accepted 0, or a number from 1.2e-38", NULL);
-    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], \"hybrid_override_pattern\": \"M-M*\", \"time_step_min\": 1e-39, " SHAPE
-               "}",
+    hf_refused("{\"architectures\": [\"NemotronHForCausalLM\"], \"hybrid_override_pattern\": "
+               "\"M-M*\", \"time_step_min\": 1e-39, " SHAPE "}",
                "time_step_min: got 1e-39", NULL);
 }
 
