@@ -169,18 +169,22 @@ static const struct check plain[] = {
     {"LIFE-04", "create", "create and destroy", 0, NULL, run_create, NULL, NULL, NULL},
     {"CAPS-02", "forward", "one forward", 0, NULL, run_forward, NULL, NULL, NULL},
     {"LOAD-01", "once", "about the file", CHECK_ONCE, NULL, run_nothing, NULL, NULL, NULL},
-    {"CAPT-01", "needs_cuda", "needs a device", CHECK_NEEDS_CUDA, NULL, run_nothing, NULL, NULL, NULL},
-    {"COMP-01", "needs_child", "needs a child", CHECK_NEEDS_CHILD, NULL, run_nothing, NULL, NULL, NULL},
+    {"CAPT-01", "needs_cuda", "needs a device", CHECK_NEEDS_CUDA, NULL, run_nothing, NULL, NULL,
+     NULL},
+    {"COMP-01", "needs_child", "needs a child", CHECK_NEEDS_CHILD, NULL, run_nothing, NULL, NULL,
+     NULL},
     {.rule = NULL},
 };
 
 static const struct check odd[] = {
     {"ODD-01", "codes", "each case says another word", 0, all_codes, run_codes, NULL, NULL, NULL},
-    {"ODD-02", "inherits", "a case is broken by the one before it", 0, three, run_inherits, NULL, NULL, NULL},
+    {"ODD-02", "inherits", "a case is broken by the one before it", 0, three, run_inherits, NULL,
+     NULL, NULL},
     {"ODD-03", "slow", "a note is a sign of life", 0, NULL, run_slow, NULL, NULL, NULL},
     {"ODD-04", "chunk", "some seeds fail", CHECK_FUZZABLE, NULL, run_chunk, NULL, NULL, NULL},
     {"ODD-05", "loses", "a device is lost", CHECK_NEEDS_CUDA, three, run_loses, NULL, NULL, NULL},
-    {"ODD-06", "computes", "what only kernels can do", CHECK_NEEDS_COMPUTE, NULL, run_nothing, NULL, NULL, NULL},
+    {"ODD-06", "computes", "what only kernels can do", CHECK_NEEDS_COMPUTE, NULL, run_nothing, NULL,
+     NULL, NULL},
     {.rule = NULL},
 };
 
