@@ -121,11 +121,10 @@ enum { VERIFY_FAILURE_TEXT = 256 };
 /* What was found. A row is one (request, position, layer), all heads of it. */
 struct verify_result {
     int64_t rows_failed;
-    int64_t
-        rows_unjudged; /* sampled when a signal came: whoever interrupts a run does not wait for them */
-    double max_abs_error; /* of finite outputs; a NaN is a failure, not an error's size */
-    double max_rel_error; /* of the same: a row's error over its largest |truth| */
-    double max_of_bar;    /* a row's error over its bar; INFINITY where finiteness disagrees */
+    int64_t rows_unjudged; /* sampled, but a signal ended verification first */
+    double max_abs_error;  /* of finite outputs; a NaN is a failure, not an error's size */
+    double max_rel_error;  /* of the same: a row's error over its largest |truth| */
+    double max_of_bar;     /* a row's error over its bar; INFINITY where finiteness disagrees */
     char first_failure[VERIFY_FAILURE_TEXT]; /* for people; "" if none */
 };
 

@@ -51,7 +51,7 @@ tap_try "it compiled what knows the prefix, and little else: $compiled objects" 
 stale()
 {
     old=$(sed -n 's/^prefix = //p' "$build/Makefile")
-    find "$prefix" -type f \( -name '*.so*' -o -path '*/bin/*' -o -name '*.pc' \) -exec grep -lF -- "$old/" {} +
+    find "$prefix" -type f \( -name '*.so*' -o -path '*/bin/*' -o -name '*.pc' \) -exec grep -lE -- "$old/(bin|etc|include|lib|libexec|share)/" {} +
 }
 found=$(stale)
 if test -z "$found"; then

@@ -18,7 +18,7 @@
  * Of a sequence whose keys are all new one warp brings keys and one values, from the rows that the
  * call gives, in whole tiles. The other two save these rows into the cache (has_new): from the stages,
  * by boxes, where many tiles share that and slots lie side by side (save_box), else past them. A stage
- * is free when they have let go of it, too.
+ * is free once they have released it, too.
  *
  * Queries have slots of their own. Of two, one is filled while the other is worked on.
  */

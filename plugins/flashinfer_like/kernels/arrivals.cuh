@@ -13,8 +13,8 @@
  *
  * A block waits a while only, and not if it has more work, since nothing says that all blocks of a
  * launch run at once. It gives its slice up by one compare-and-swap, which succeeds only while
- * parts are missing: so the last to come finds it. A block tells when it will not look at the
- * counter again, and the last one to do so clears it. Who merges a slice does not change its bits.
+ * parts are missing: so the last to come finds it. A block counts itself as having left when it will not
+ * read the counter again, and the last block to leave clears it. Who merges a slice does not change its bits.
  */
 #ifndef FI_ARRIVALS_CUH
 #define FI_ARRIVALS_CUH

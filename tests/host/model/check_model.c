@@ -561,7 +561,7 @@ static void keep_message(void *ctx, uint32_t level, const char *message)
         snprintf(ctx, 512, "%s", message);
 }
 
-/* A cache of fewer bits than the model has is the user's choice: what the file says of one is told, not followed. */
+/* A cache of fewer bits than the model has is the user's choice: the file's own choice causes a warning and has no effect. */
 TEST_OF(hugging_face, schemes_of_the_cache)
 {
     static const struct {
