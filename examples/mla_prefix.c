@@ -55,8 +55,7 @@ static void check(attn_status status, const char *what)
     exit(1);
 }
 
-/* ---- A layer without a model: everything is a hash of where it belongs ------------------------
- */
+/* ---- A layer without a model: everything is a hash of where it belongs ----------------------- */
 
 enum { LATENT, PE, QUERY, UK, UV };
 
@@ -265,8 +264,7 @@ static void run_layer(engine *e)
     }
 }
 
-/* ---- Against all keys at once, in fp64 --------------------------------------------------------
- */
+/* ---- Against all keys at once, in fp64 ------------------------------------------------------- */
 
 static const double sm_scale = 0.07216878364870322; /* 1 / sqrt(DIM) */
 

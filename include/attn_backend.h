@@ -148,7 +148,7 @@ typedef struct attn_backend_ops {
     /* An extension of the instance by id "attn.<name>/<rev>"; NULL = absent. The extension carries
      * its own context and never receives the instance, so that a composite can return its
      * children's extension, unless two children differ. A composite does not return
-     * ATTN_EXTENSION_PATHS, whose functions receive metadata. (optional) [any-thread] */
+     * ATTN_EXTENSION_CODE_PATHS, whose functions receive metadata. (optional) [any-thread] */
     const void *(*get_extension)(attn_instance *instance, const char *id);
 } attn_backend_ops;
 

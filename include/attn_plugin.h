@@ -30,7 +30,7 @@
 #include "attn_ext_explain.h"
 #include "attn_ext_judge.h"
 #include "attn_ext_layouts.h"
-#include "attn_ext_paths.h"
+#include "attn_ext_code_paths.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,7 @@
  *
  *   attn_layer_group   equal layers of a model, described once
  *   attn_problem       a layer group on a device, with dtypes, layout, modes and bounds
- *   attn_verdict       yes with notes and costs, or no with all reasons
+ *   attn_verdict       yes with traits and costs, or no with all reasons
  *
  * docs/ABI.md, group MEAN, defines positions, windows, scores and sinks. Below, i is a query's
  * absolute position and j a key's.
@@ -423,7 +423,7 @@ typedef struct attn_problem {
     attn_dtype kv_dtype;      /* of the KV cache; = q_dtype without a cache */
     attn_dtype out_dtype;     /* of the output, with a scale if fp8; the LSE is always fp32 */
     int32_t page_size;        /* tokens per page, >= 1; 0 without a cache */
-    uint32_t need_notes;      /* required notes, of those in ATTN_NOTE_PROMISES */
+    uint32_t required_traits; /* required traits, of those in ATTN_TRAIT_PROMISES */
     uint32_t mla_expanded;    /* ATTN_MODE_BIT set of the modes called in the expanded form */
     int32_t tp_rank;          /* information only: head counts are this rank's */
     int32_t tp_size;          /* >= 1 */
@@ -444,7 +444,7 @@ static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
 /* ---- Verdict --------------------------------------------------------------------------------- */
 
 /* Properties of a supported problem. X(NAME, bit, "name in texts") */
-#define ATTN_NOTE_MAP(X)                                                                           \
+#define ATTN_TRAIT_MAP(X)                                                                          \
     X(DETERMINISTIC, 0, "deterministic")         /* equal batches give equal bits */               \
     X(BATCH_INVARIANT, 1, "batch_invariant")     /* other sequences of a batch change no bit */    \
     X(REDUCED_PRECISION, 2, "reduced_precision") /* accumulates in less than fp32 */               \
@@ -455,16 +455,16 @@ static inline attn_dtype attn_new_kv_dtype(const attn_problem *problem)
     X(SM_BUDGET, 7, "sm_budget")               /* launches keep to max_sms of the bounds */        \
     X(CUT_INVARIANT, 8, "cut_invariant")       /* where a prompt is cut changes no bit */
 
-enum attn_note {
-#define ATTN_NOTE_ENUM(name, bit, text) ATTN_NOTE_##name = 1 << (bit),
-    ATTN_NOTE_MAP(ATTN_NOTE_ENUM)
-#undef ATTN_NOTE_ENUM
-        ATTN_NOTE_ALL = (1 << 9) - 1,
+enum attn_trait {
+#define ATTN_TRAIT_ENUM(name, bit, text) ATTN_TRAIT_##name = 1 << (bit),
+    ATTN_TRAIT_MAP(ATTN_TRAIT_ENUM)
+#undef ATTN_TRAIT_ENUM
+        ATTN_TRAIT_ALL = (1 << 9) - 1,
 
-    /* Notes that are promises: a problem may require them, and a composite has one only if all its
-     * children have it. The other notes are warnings: a composite has one if any child has it. */
-    ATTN_NOTE_PROMISES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT |
-                         ATTN_NOTE_CUT_INVARIANT | ATTN_NOTE_SM_BUDGET
+    /* Traits that are promises: a problem may require them, and a composite has one only if all its
+     * children have it. The other traits are warnings: a composite has one if any child has it. */
+    ATTN_TRAIT_PROMISES = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT |
+                          ATTN_TRAIT_CUT_INVARIANT | ATTN_TRAIT_SM_BUDGET
 };
 
 /* Host arrays of a batch that a backend may need for planning; bits of a mask, named as in
@@ -566,7 +566,7 @@ enum attn_reason_code {
     X(MAX_KV_LEN, 35, "max_kv_len")                                                                \
     X(MAX_KV_TOKENS, 36, "max_kv_tokens")                                                          \
     X(GRAPH_LEVEL, 37, "graph_level")                                                              \
-    X(NEED_NOTES, 38, "need_notes")                                                                \
+    X(REQUIRED_TRAITS, 38, "required_traits")                                                      \
     X(MLA_EXPANDED, 39, "mla_expanded")                                                            \
     X(KV_LORA_RANK, 40, "mla.kv_lora_rank")                                                        \
     X(ROPE_DIM, 41, "mla.rope_dim")                                                                \
@@ -613,10 +613,10 @@ enum attn_field {
  * `got` and `accepted` are NUL-terminated text, truncated to fit. `accepted` is a list separated by
  * ", ". An item is a number ("64"), a range ("16..256"), a stepped range ("16..256/16"), or a word
  * ("bf16", "absent"); "nothing" if no value of this field is accepted. For a set (modes,
- * mask_kinds, uses, need_notes, mla_expanded, linear.flags, flags of layers) it lists the allowed
- * members ("lse, unsaved_kv"), "empty" if none is allowed. Setting every named field to an accepted
- * value makes the problem supported; leaving any of them unchanged does not. For COMBINATION,
- * `field` is the field to change and `with_field` the one it conflicts with. */
+ * mask_kinds, uses, required_traits, mla_expanded, linear.flags, flags of layers) it lists the
+ * allowed members ("lse, unsaved_kv"), "empty" if none is allowed. Setting every named field to an
+ * accepted value makes the problem supported; leaving any of them unchanged does not. For
+ * COMBINATION, `field` is the field to change and `with_field` the one it conflicts with. */
 typedef struct attn_reason {
     uint32_t struct_size;
     uint32_t code;       /* ATTN_REASON_* */
@@ -639,7 +639,7 @@ typedef struct attn_verdict {
     attn_reason *reasons;      /* in: array, struct_size set in each; NULL if capacity is 0 */
     /* The members below are defined only if supported. */
     uint32_t graph_level;              /* ATTN_GRAPH_*: the highest level supported */
-    uint32_t notes;                    /* ATTN_NOTE_* */
+    uint32_t traits;                   /* ATTN_TRAIT_* */
     uint32_t reads_new_kv_unquantised; /* ATTN_MODE_BIT set: modes in which new tokens are read */
                                        /* from the arguments, not as rounded into the cache */
     int32_t graph_seq_len_fill;        /* seq_len of padding sequences in a graph: 0 or 1 */

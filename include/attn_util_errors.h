@@ -256,7 +256,7 @@ static inline const char *attn_util_granularity_name(uint32_t granularity)
     return granularity < ATTN_SCALE_COUNT ? names[granularity] : "unknown";
 }
 
-/* Name of member `bit` of a set field: a mode, mask kind, use, note, flag or index form. NULL for
+/* Name of member `bit` of a set field: a mode, mask kind, use, trait, flag or index form. NULL for
  * fields that are not sets, and for unknown bits. */
 static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
 {
@@ -264,7 +264,7 @@ static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
     static const char *const modes[] = {ATTN_MODE_MAP(ATTN_UTIL_MEMBER)};
     static const char *const masks[] = {ATTN_MASK_MAP(ATTN_UTIL_MEMBER)};
     static const char *const uses[] = {ATTN_USES_MAP(ATTN_UTIL_MEMBER)};
-    static const char *const notes[] = {ATTN_NOTE_MAP(ATTN_UTIL_MEMBER)};
+    static const char *const traits[] = {ATTN_TRAIT_MAP(ATTN_UTIL_MEMBER)};
     static const char *const layers[] = {ATTN_LAYER_MAP(ATTN_UTIL_MEMBER)};
     static const char *const linear[] = {ATTN_LINEAR_FLAG_MAP(ATTN_UTIL_MEMBER)};
     static const char *const forms[] = {ATTN_INDEX_MAP(ATTN_UTIL_MEMBER)};
@@ -278,8 +278,8 @@ static inline const char *attn_util_member_name(uint32_t field, uint32_t bit)
         return ATTN_UTIL_PICK(masks);
     case ATTN_FIELD_USES:
         return ATTN_UTIL_PICK(uses);
-    case ATTN_FIELD_NEED_NOTES:
-        return ATTN_UTIL_PICK(notes);
+    case ATTN_FIELD_REQUIRED_TRAITS:
+        return ATTN_UTIL_PICK(traits);
     case ATTN_FIELD_LAYERS:
         return ATTN_UTIL_PICK(layers);
     case ATTN_FIELD_LINEAR_FLAGS:

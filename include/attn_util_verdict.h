@@ -250,7 +250,7 @@ typedef struct attn_util_limits {
     uint32_t mask_kinds;         /* set of ATTN_MASK_BIT */
     uint32_t uses;               /* set of ATTN_USES_* */
     uint32_t graph_level;        /* the highest ATTN_GRAPH_* */
-    uint32_t notes;              /* set of ATTN_NOTE_* that the plugin has */
+    uint32_t traits;             /* set of ATTN_TRAIT_* that the plugin has */
     uint32_t num_features;       /* elements of `features` */
     const char *const *features; /* supported ones, names of private operands included */
 } attn_util_limits;
@@ -408,7 +408,7 @@ static inline int attn_util_knows_feature(const attn_util_limits *limits, const 
     return 0;
 }
 
-/* Graphs, notes, and unknown features. */
+/* Graphs, traits, and unknown features. */
 static inline void attn_util_check_needs(const attn_util_limits *limits,
                                          const attn_problem *problem, attn_verdict *verdict)
 {
@@ -419,8 +419,8 @@ static inline void attn_util_check_needs(const attn_util_limits *limits,
         attn_util_refuse(verdict, ATTN_REASON_GRAPH_LEVEL, ATTN_FIELD_GRAPH_LEVEL, accepted, "%u",
                          problem->graph_level);
     }
-    attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES, limits->notes,
-                            problem->need_notes);
+    attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_REQUIRED_TRAITS,
+                            limits->traits, problem->required_traits);
     for (uint32_t i = 0; i < problem->num_features; i++)
         if (!attn_util_knows_feature(limits, problem->features[i]))
             attn_util_refuse(verdict, ATTN_REASON_UNKNOWN_FEATURE, ATTN_FIELD_FEATURE, "absent",

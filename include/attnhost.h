@@ -399,17 +399,17 @@ typedef struct attnhost_node_info {
     int64_t rows;            /* query rows computed by its forwards, summed over layers; */
                              /* 0 for a node with children */
     uint32_t num_children;
-    uint32_t num_paths; /* code paths that its instance reports (ATTN_EXTENSION_PATHS) */
+    uint32_t num_paths; /* code paths that its instance reports (ATTN_EXTENSION_CODE_PATHS) */
 } attnhost_node_info;
 
 /* One of a node's code paths. */
-typedef struct attnhost_path_info {
+typedef struct attnhost_code_path_info {
     uint32_t struct_size;
     uint32_t reserved; /* 0 */
     const char *name;
     const char *doc; /* one line */
     int64_t rows;    /* query rows computed by this path, a part of the node's */
-} attnhost_path_info;
+} attnhost_code_path_info;
 
 /* Number of nodes of a composition; a node comes before its children. [backend-thread] */
 uint32_t attnhost_backend_num_nodes(const attnhost_backend *backend);
@@ -419,8 +419,9 @@ attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t inde
                                   attnhost_node_info *info, attn_error *error);
 
 /* Code path number `path` of that node. INVALID_ARGUMENT beyond the last. [backend-thread] */
-attn_status attnhost_backend_path(const attnhost_backend *backend, uint32_t index, uint32_t path,
-                                  attnhost_path_info *info, attn_error *error);
+attn_status attnhost_backend_code_path(const attnhost_backend *backend, uint32_t index,
+                                       uint32_t path, attnhost_code_path_info *info,
+                                       attn_error *error);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 

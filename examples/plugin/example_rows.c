@@ -11,8 +11,8 @@
 
 /* ---- Query: what it can do ------------------------------------------------------------------- */
 
-/* One row is computed by one task, always in the same order: both notes hold. */
-enum { NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT };
+/* One row is computed by one task, always in the same order: both traits hold. */
+enum { TRAITS = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT };
 
 static const attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16};
 
@@ -33,7 +33,7 @@ static const attn_util_limits limits = {
     .uses = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK |
             ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS | ATTN_USES_SHARED_NEW_KV,
     .graph_level = ATTN_GRAPH_NEVER,
-    .notes = NOTES,
+    .traits = TRAITS,
 };
 
 static attn_status query(const attn_backend_type *type, const attn_options *options,
@@ -46,7 +46,7 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
     if (status != ATTN_OK)
         return status;
     attn_util_check_question(&limits, &ask);
-    ask.verdict.notes = NOTES; /* read for a yes alone, like all that follows the reasons */
+    ask.verdict.traits = TRAITS; /* read for a yes alone, like all that follows the reasons */
     ask.verdict.cost_hint = 4;
     attn_util_verdict_end(&ask.verdict, answer);
     return ATTN_OK;

@@ -26,7 +26,7 @@ namespace
 /* ---- What it can do -------------------------------------------------------------------------- */
 
 constexpr attn_dtype dtypes[] = {ATTN_F32, ATTN_BF16};
-constexpr uint32_t notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
+constexpr uint32_t traits = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT;
 
 /* Each excess is a reason of its own: a refusal says all that is in the way. */
 constexpr attn_util_limits limits = [] {
@@ -46,7 +46,7 @@ constexpr attn_util_limits limits = [] {
     l.uses = ATTN_USES_LSE | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_OMIT_SINK |
              ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS | ATTN_USES_SHARED_NEW_KV;
     l.graph_level = ATTN_GRAPH_NEVER;
-    l.notes = notes;
+    l.traits = traits;
     return l;
 }();
 
@@ -164,7 +164,7 @@ static attn_status query(const attn_backend_type *, const attn_options *, const 
     if (status != ATTN_OK)
         return status;
     attn_util_check_question(&limits, &ask);
-    ask.verdict.notes = notes; /* read for a yes alone, like all that follows the reasons */
+    ask.verdict.traits = traits; /* read for a yes alone, like all that follows the reasons */
     ask.verdict.cost_hint = 4;
     attn_util_verdict_end(&ask.verdict, answer);
     return ATTN_OK;

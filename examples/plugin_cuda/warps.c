@@ -32,7 +32,7 @@ enum {
     INDEX_FORMS = ATTN_INDEX_BLOCK_TABLE,
     MASKS = ATTN_MASK_BIT(ATTN_MASK_LAYER) | ATTN_MASK_BIT(ATTN_MASK_NONE),
     USES = ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
-    NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
+    TRAITS = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT,
     ALIGNMENT = 64,
     COUNTS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA),
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
@@ -46,7 +46,7 @@ static const attn_util_limits limits = {
     .mask_kinds = MASKS,
     .uses = USES,
     .graph_level = ATTN_GRAPH_ALWAYS,
-    .notes = NOTES,
+    .traits = TRAITS,
 };
 
 static const cuda_dtypes dtypes = {.f32_out = 1};
@@ -111,7 +111,7 @@ static attn_status query(const attn_backend_type *type, const attn_options *opti
     attn_util_check_needs(&limits, &problem, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = NOTES;
+        verdict.traits = TRAITS;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 16;
     }

@@ -45,7 +45,7 @@ abi! {
     attn_problem = 104 {
         struct_size: u32, graph_level: u32, device: *const attn_device, group: *const attn_layer_group,
         bounds: *const attn_bounds, kv_layout: Text, state_layout: Text, q_dtype: u32,
-        new_kv_dtype: u32, kv_dtype: u32, out_dtype: u32, page_size: i32, need_notes: u32,
+        new_kv_dtype: u32, kv_dtype: u32, out_dtype: u32, page_size: i32, required_traits: u32,
         mla_expanded: u32, tp_rank: i32, tp_size: i32, min_alignment: u32, kv_strides: u32,
         num_features: u32, features: *const Text,
     }
@@ -55,7 +55,7 @@ abi! {
     }
     attn_verdict = 80 {
         struct_size: u32, supported: u32, num_reasons: u32, reasons_capacity: u32,
-        reasons: *mut attn_reason, graph_level: u32, notes: u32, reads_new_kv_unquantised: u32,
+        reasons: *mut attn_reason, graph_level: u32, traits: u32, reads_new_kv_unquantised: u32,
         graph_seq_len_fill: i32, host_arrays: u32, reserved: u32, cost_hint: f64, device_bytes: u64,
         pinned_bytes: u64, host_bytes: u64,
     }
@@ -143,7 +143,7 @@ numbers! { field: u32 {
     SM_SCALE = 16, LOGIT_CAP = 17, SINKS = 18, ALIBI = 19, SCALE_GRANULARITY = 20, NUM_LAYERS = 21,
     LAYERS = 22, KV_LAYOUT = 23, Q_DTYPE = 25, KV_DTYPE = 26, OUT_DTYPE = 27, PAGE_SIZE = 28,
     MODES = 29, MASK_KINDS = 30, USES = 31, MAX_SEQS = 32, MAX_TOKENS = 33, MAX_Q_LEN = 34,
-    MAX_KV_LEN = 35, MAX_KV_TOKENS = 36, GRAPH_LEVEL = 37, NEED_NOTES = 38, FEATURE = 53,
+    MAX_KV_LEN = 35, MAX_KV_TOKENS = 36, GRAPH_LEVEL = 37, REQUIRED_TRAITS = 38, FEATURE = 53,
     MEMORY = 56, OPERAND = 57, BATCH = 59, STRIDE = 60, LAYER_ID = 61, NEW_KV_DTYPE = 66,
     INPUT_SCALE_GRANULARITY = 67,
 } }

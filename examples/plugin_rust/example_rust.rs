@@ -14,7 +14,7 @@ macro_rules! c { ($text:literal) => { concat!($text, "\0").as_ptr().cast() } }
 
 // ---- Query: what it can do; every excess is a reason ----
 
-const NOTES: u32 = 1 | 2; // DETERMINISTIC, BATCH_INVARIANT: one task computes a row, in one order
+const TRAITS: u32 = 1 | 2; // DETERMINISTIC, BATCH_INVARIANT: one task computes a row, in one order
 const IDLE: u32 = 3;
 const DECODE: u32 = 1;
 
@@ -93,14 +93,14 @@ unsafe extern "C" fn query(_type: Opaque, _options: Opaque, _services: Opaque, p
     for (holds, code, field, accepted, got) in rules {
         if !holds { refuse(&mut v, code, field, accepted, format_args!("{}", got)); }
     }
-    if p.need_notes & !NOTES != 0 {
-        refuse(&mut v, reason::DETERMINISM, field::NEED_NOTES, "deterministic, batch_invariant", format_args!("{:#x}", p.need_notes));
+    if p.required_traits & !TRAITS != 0 {
+        refuse(&mut v, reason::DETERMINISM, field::REQUIRED_TRAITS, "deterministic, batch_invariant", format_args!("{:#x}", p.required_traits));
     }
     for n in 0..p.num_features as usize {
         refuse(&mut v, reason::UNKNOWN_FEATURE, field::FEATURE, "absent", format_args!("{}", text(*p.features.add(n))));
     }
     check_bounds(&b, &mut v);
-    (v.notes, v.cost_hint) = (NOTES, 4.0);
+    (v.traits, v.cost_hint) = (TRAITS, 4.0);
     write(answer, &v);
     status::OK
 }

@@ -66,7 +66,7 @@ class CuteDecode(Backend):
     doc = "a plain paged decode kernel in CuTe DSL"
     devices = "cuda"
     modes = "decode, idle"
-    notes = "first_call_slow"  # compiled for each kind of layer
+    traits = "first_call_slow"  # compiled for each kind of layer
     dtypes = "f16, bf16"
     uses = "lse, shared_prefix, omit_sink"
     accepts = {"device.sm": "90", "head_dim": "64, 128, 256", "v_head_dim": "head_dim", "window_left": "-1"}

@@ -39,7 +39,7 @@ class FlashInfer(Backend):
     doc = "FlashInfer, BatchPrefillWithPagedKVCacheWrapper"
     devices = "cuda"
     dtypes = "bf16"  # f16 has no room for the factor below
-    notes = "first_call_slow"  # compiled for each kind of layer
+    traits = "first_call_slow"  # compiled for each kind of layer
     layouts = "kv.nhd/1, kv.hnd/1"
     flags = "logit_cap"
     uses = "shared_prefix, omit_sink, decodes_first, decode_drafts"  # no LSE: fa2's is of rounded probabilities

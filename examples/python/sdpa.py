@@ -18,7 +18,7 @@ class Sdpa(Backend):
     uses = "shared_prefix, unsaved_kv, omit_sink, decodes_first, decode_drafts"
     host_arrays = "seq_lens, prefix_lens, q_indptr, kv_lens, kv_new_indptr"
     cost_hint = 8
-    notes = "first_call_slow"  # cuDNN chooses a plan for each shape
+    traits = "first_call_slow"  # cuDNN chooses a plan for each shape
     options = [Option("kernel", "enum", "math", "which of PyTorch's kernels, where it can serve the call; the others give "
                       "NaN where the first keys of a row have scores of -inf", choices=("math", "efficient", "cudnn"))]
 

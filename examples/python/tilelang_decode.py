@@ -77,7 +77,7 @@ class TilelangDecode(Backend):
     doc = "a plain paged decode kernel in TileLang"
     devices = "cuda"
     modes = "decode, idle"
-    notes = "first_call_slow"  # compiled for each kind of layer
+    traits = "first_call_slow"  # compiled for each kind of layer
     dtypes = "f16, bf16"
     uses = "lse, shared_prefix, omit_sink"
     accepts = {"device.sm": "90", "head_dim": "64, 128", "v_head_dim": "head_dim", "window_left": "-1",

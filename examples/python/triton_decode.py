@@ -61,7 +61,7 @@ class TritonDecode(Backend):
     doc = "a plain paged decode kernel in Triton"
     devices = "cuda"
     modes = "decode, idle"
-    notes = "first_call_slow"  # compiled for each kind of layer
+    traits = "first_call_slow"  # compiled for each kind of layer
     graph_level = "single_token"
     dtypes = "f16, bf16"
     uses = "lse, shared_prefix, unsaved_kv, omit_sink"

@@ -318,7 +318,7 @@ TEST_OF(example_rows, reasons_are_lists)
     problems[0].q_dtype = problems[0].kv_dtype = ATTN_F16;
     problems[0].kv_layout = ATTN_LAYOUT_KV_HND;
     problems[0].graph_level = ATTN_GRAPH_ALWAYS;
-    problems[0].need_notes = 64;
+    problems[0].required_traits = 64;
     problems[0].num_features = 1;
     problems[0].features = features;
     uint32_t count = ask();

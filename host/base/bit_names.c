@@ -13,7 +13,7 @@
 static const char *const modes[] = {ATTN_MODE_MAP(MEMBER)};
 static const char *const masks[] = {ATTN_MASK_MAP(MEMBER)};
 static const char *const uses[] = {ATTN_USES_MAP(MEMBER)};
-static const char *const notes[] = {ATTN_NOTE_MAP(MEMBER)};
+static const char *const traits[] = {ATTN_TRAIT_MAP(MEMBER)};
 static const char *const layer_flags[] = {ATTN_LAYER_MAP(MEMBER)};
 static const char *const linear_flags[] = {ATTN_LINEAR_FLAG_MAP(MEMBER)};
 static const char *const index_forms[] = {ATTN_INDEX_MAP(MEMBER)};
@@ -30,7 +30,7 @@ static const struct set_field fields[] = {
     {ATTN_FIELD_MLA_EXPANDED, NAMES(modes)},
     {ATTN_FIELD_MASK_KINDS, NAMES(masks)},
     {ATTN_FIELD_USES, NAMES(uses)},
-    {ATTN_FIELD_NEED_NOTES, NAMES(notes)},
+    {ATTN_FIELD_REQUIRED_TRAITS, NAMES(traits)},
     {ATTN_FIELD_LAYERS, NAMES(layer_flags)},
     {ATTN_FIELD_LINEAR_FLAGS, NAMES(linear_flags)},
     {ATTN_FIELD_INDEX_FORMS, NAMES(index_forms)},

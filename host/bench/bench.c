@@ -145,7 +145,7 @@ static void make_problem(const struct bench_params *params, const struct bench_s
 {
     bench_problem_init(problem, shape, &params->device->info, layout, graph_level);
     problem->bounds.max_sms = params->max_sms;
-    problem->problem.need_notes = params->need_notes;
+    problem->problem.required_traits = params->required_traits;
 }
 
 /* Asks with one layout; sets run->layout and run->graph where the answer is yes. */
@@ -166,7 +166,7 @@ static attn_status ask_layout(const struct bench_params *params, const struct be
     if (verdict.supported) {
         run->layout = layout;
         run->reads_new_unquantised = verdict.reads_new_kv_unquantised;
-        run->first_call_slow = (verdict.notes & ATTN_NOTE_FIRST_CALL_SLOW) != 0;
+        run->first_call_slow = (verdict.traits & ATTN_TRAIT_FIRST_CALL_SLOW) != 0;
         run->graph = !params->eager && params->device->type != ATTN_DEVICE_CPU &&
                      verdict.graph_level >= bench_graph_level(&entry->shape);
     } else if (run->why.length == 0) {
@@ -740,7 +740,7 @@ attn_status bench_measure(const struct bench_params *params, struct bench_report
     provenance_take_device(&report->from, &params->device->info);
     report->rest = timer.rest;
     report->max_sms = params->max_sms;
-    report->need_notes = params->need_notes;
+    report->required_traits = params->required_traits;
     status = measure_all(params, &timer, report, error);
     bench_timer_finish(&timer);
     return status;

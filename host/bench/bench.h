@@ -31,7 +31,7 @@ enum {
     BENCH_WRONG = 4     /* a sampled row of its output is wrong, so its times mean nothing: `why` */
 };
 
-/* A backend that says so (ATTN_NOTE_FIRST_CALL_SLOW) may compile for so long before it is timed. */
+/* How long a backend with ATTN_TRAIT_FIRST_CALL_SLOW may compile before it is timed. */
 #define BENCH_WARM_SECONDS 120.0
 
 /* Which ceiling is the nearer one; NONE: nothing is known of it. */
@@ -46,7 +46,7 @@ struct bench_run {
     uint32_t reads_new_unquantised; /* ATTN_MODE_BIT set, of the verdict */
     bool graph;                     /* replayed from a graph, else called */
     uint32_t calls;                 /* forwards of a sample */
-    bool first_call_slow;           /* the note of its verdict: calls may compile at first */
+    bool first_call_slow;           /* the trait of its verdict: calls may compile at first */
     double warm_seconds;            /* in which it was called until it had compiled */
     bool one_call;                  /* so slow that one call is all that was measured */
     struct bench_samples samples;   /* microseconds of one forward: the mean of a sample */
@@ -79,7 +79,7 @@ struct bench_report {
     double sustain;  /* seconds of load before an entry is measured; 0 = the device stays cool */
     double rest;     /* pause after a block of samples, in times its length */
     int32_t max_sms; /* multiprocessors that launches could count on; 0 = all */
-    uint32_t need_notes; /* ATTN_NOTE_* of each problem */
+    uint32_t required_traits; /* ATTN_TRAIT_* of each problem */
     struct bench_ceilings ceilings;
     struct bench_entry *entries;
     size_t num_entries;
@@ -115,7 +115,7 @@ struct bench_params {
     struct threads *threads;                    /* of the host, for the ceilings */
     int eager;                                  /* call a backend even if it can be captured */
     int32_t max_sms;                            /* of bounds, at most; 0 = all */
-    uint32_t need_notes;                        /* ATTN_NOTE_* of each problem */
+    uint32_t required_traits;                   /* ATTN_TRAIT_* of each problem */
     bench_progress progress;                    /* NULL = none */
     void (*predict)(void *ctx, double seconds); /* once, as soon as it is known; NULL = none */
     void *progress_ctx;

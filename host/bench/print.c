@@ -57,7 +57,7 @@ static void print_device(const struct bench_report *report, FILE *file)
                 device->num_sms, device->driver_version / 1000, device->driver_version % 1000 / 10);
     if (report->max_sms > 0)
         fprintf(file, "limit     launches may count on %d multiprocessors\n", report->max_sms);
-    if (report->need_notes & ATTN_NOTE_BATCH_INVARIANT)
+    if (report->required_traits & ATTN_TRAIT_BATCH_INVARIANT)
         fprintf(file, "results   batch-invariant\n");
     if (report->sustain > 0)
         fprintf(file, "regime    kept up: %g s of load before each measurement, no rests\n",
@@ -207,7 +207,7 @@ static bool add_regime(cJSON *root, const struct bench_report *report)
            json_add_number(object, "rest", report->rest) &&
            json_add_number(object, "max_sms", report->max_sms) &&
            cJSON_AddBoolToObject(object, "batch_invariant",
-                                 (report->need_notes & ATTN_NOTE_BATCH_INVARIANT) != 0);
+                                 (report->required_traits & ATTN_TRAIT_BATCH_INVARIANT) != 0);
 }
 
 /* null where it was not measured. */

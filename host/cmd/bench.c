@@ -154,7 +154,8 @@ static int measure(struct bench *bench, attn_error *error)
         .threads = bench->host->threads,
         .eager = !bench->config->cuda_graph.enable,
         .max_sms = (int32_t)bench->config->platform.max_sms,
-        .need_notes = bench->config->attention.batch_invariant ? ATTN_NOTE_BATCH_INVARIANT : 0,
+        .required_traits =
+            bench->config->attention.batch_invariant ? ATTN_TRAIT_BATCH_INVARIANT : 0,
         .progress = show_progress,
         .predict = tell_prediction,
         .progress_ctx = bench,

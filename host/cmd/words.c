@@ -22,7 +22,7 @@ struct word {
 #define LAYER(name, bit, text)            BIT("layer", "ATTN_LAYER_", name, bit, text)
 #define LINEAR(name, bit, text)           BIT("linear", "ATTN_LINEAR_", name, bit, text)
 #define USES(name, bit, text)             BIT("uses", "ATTN_USES_", name, bit, text)
-#define NOTE(name, bit, text)             BIT("note", "ATTN_NOTE_", name, bit, text)
+#define TRAIT(name, bit, text)            BIT("trait", "ATTN_TRAIT_", name, bit, text)
 #define HOST(name, bit, text)             BIT("host", "ATTN_HOST_", name, bit, text)
 #define INDEX(name, bit, text)            BIT("index", "ATTN_INDEX_", name, bit, text)
 #define REASON(name, value)               {"reason", value, "ATTN_REASON_" #name, #name},
@@ -38,7 +38,7 @@ static const struct word words[] = {
     ATTN_LAYER_MAP(LAYER)
     ATTN_LINEAR_FLAG_MAP(LINEAR)
     ATTN_USES_MAP(USES)
-    ATTN_NOTE_MAP(NOTE)
+    ATTN_TRAIT_MAP(TRAIT)
     ATTN_HOST_MAP(HOST)
     ATTN_INDEX_MAP(INDEX)
     ATTN_REASON_MAP(REASON)

@@ -350,19 +350,20 @@ attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t inde
     return ATTN_OK;
 }
 
-attn_status attnhost_backend_path(const attnhost_backend *backend, uint32_t index, uint32_t path,
-                                  attnhost_path_info *info, attn_error *error)
+attn_status attnhost_backend_code_path(const attnhost_backend *backend, uint32_t index,
+                                       uint32_t path, attnhost_code_path_info *info,
+                                       attn_error *error)
 {
     const struct compose_node *node = compose_node_at(backend->root, index);
     uint32_t num_paths = node && node->rows.paths ? node->rows.paths->num_paths : 0;
     if (path >= num_paths)
         return host_fail(error, ATTN_INVALID_ARGUMENT, "path %u of node %u: there are %u", path,
                          index, num_paths);
-    const attn_path *named = paths_at(node->rows.paths, path);
-    attnhost_path_info known = {.struct_size = sizeof known,
-                                .name = named->name,
-                                .doc = named->doc,
-                                .rows = node->rows.by_path[path]};
+    const attn_code_path *named = code_paths_at(node->rows.paths, path);
+    attnhost_code_path_info known = {.struct_size = sizeof known,
+                                     .name = named->name,
+                                     .doc = named->doc,
+                                     .rows = node->rows.by_path[path]};
     embed_give(info, &known, sizeof known);
     return ATTN_OK;
 }

@@ -37,8 +37,7 @@ void hf_build_bert(struct hf_source *source)
     }
 }
 
-/* ---- ModernBERT: some layers are global, the others see a window to both sides ----------------
- */
+/* ---- ModernBERT: some layers are global, the others see a window to both sides --------------- */
 
 /* As layer_types says; in older files every n-th layer is global. */
 static bool modernbert_is_global(const struct hf_source *source, const cJSON *list, int32_t period,

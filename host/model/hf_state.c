@@ -142,8 +142,7 @@ void hf_build_granite_hybrid(struct hf_source *source)
     add_blocks(source, blocks, num_layers, &attention, &recurrence);
 }
 
-/* ---- Zamba2: shared attention blocks, which read the input next to the hidden state -----------
- */
+/* ---- Zamba2: shared attention blocks, which read the input next to the hidden state ---------- */
 
 static void read_zamba2_recurrence(const struct hf_source *source, struct model_spec *spec)
 {
@@ -190,8 +189,7 @@ void hf_build_zamba2(struct hf_source *source)
     add_blocks(source, blocks, num_layers, &attention, &recurrence);
 }
 
-/* ---- Nemotron-H: each block is one of attention, Mamba2, MLP and experts ----------------------
- */
+/* ---- Nemotron-H: each block is one of attention, Mamba2, MLP and experts --------------------- */
 
 static void nemotron_dims(const struct hf_source *source, attn_linear_dims *dims)
 {
@@ -260,8 +258,7 @@ void hf_build_nemotron_h(struct hf_source *source)
     add_blocks(source, blocks, num_layers, &attention, &recurrence);
 }
 
-/* ---- Jamba, RecurrentGemma: recurrences that the ABI has no words for -------------------------
- */
+/* ---- Jamba, RecurrentGemma: recurrences that the ABI has no words for ------------------------ */
 
 void hf_build_jamba(struct hf_source *source)
 {

@@ -497,7 +497,7 @@ void compose_explain(struct compose_node *root, attn_error *error)
 
 void compose_reset_rows(struct compose_node *root)
 {
-    root->rows = (struct path_rows){.paths = root->rows.paths};
+    root->rows = (struct code_path_rows){.paths = root->rows.paths};
     for (uint32_t c = 0; c < root->num_children; c++)
         compose_reset_rows(root->children[c]);
 }

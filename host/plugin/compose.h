@@ -15,7 +15,7 @@
 
 #include "host/plugin/guard.h"
 #include "host/plugin/options.h"
-#include "host/plugin/paths.h"
+#include "host/plugin/code_paths.h"
 #include "host/plugin/registry.h"
 #include "host/plugin/services.h"
 #include "host/base/text.h"
@@ -49,9 +49,10 @@ struct compose_node {
     struct compose_node *parent; /* NULL = the root */
     struct compose_node **children;
     uint32_t num_children;
-    uint32_t depth;        /* 0 = the root */
-    int acquired;          /* its plugin was initialised for this node */
-    struct path_rows rows; /* that its instance computed; counted in leaves (plugin/wrapper.h) */
+    uint32_t depth; /* 0 = the root */
+    int acquired;   /* its plugin was initialised for this node */
+    struct code_path_rows
+        rows; /* that its instance computed; counted in leaves (plugin/wrapper.h) */
 };
 
 /* Deeper trees are a mistake; with it, an ABI call nests no deeper. */

@@ -118,8 +118,8 @@ static attn_status check_folders(struct search *search, const struct elf_file *e
 }
 
 /* Libraries that are named by their paths. */
-static attn_status check_paths(struct search *search, const struct elf_file *elf, const char *file,
-                               attn_error *error)
+static attn_status check_code_paths(struct search *search, const struct elf_file *elf,
+                                    const char *file, attn_error *error)
 {
     attn_status status = ATTN_OK;
     const char *name;
@@ -141,7 +141,7 @@ static attn_status check_object(struct search *search, const char *file, attn_er
         return ATTN_OK; /* dlopen() says what is wrong with it */
     attn_status status = check_folders(search, &elf, file, error);
     if (status == ATTN_OK)
-        status = check_paths(search, &elf, file, error);
+        status = check_code_paths(search, &elf, file, error);
     elf_close(&elf);
     return status;
 }

@@ -17,9 +17,10 @@ struct attn_instance {
     const attn_backend_ops *next; /* the next one's table */
     attn_instance *instance;      /* the next one's */
     const struct guard_party *party;
-    struct path_rows *rows;
-    const attn_paths *inner_paths; /* the next one's, of a leaf; NULL = none that can be used */
-    attn_paths paths;              /* the same for our metadata */
+    struct code_path_rows *rows;
+    const attn_code_paths
+        *inner_paths;      /* the next one's, of a leaf; NULL = none that can be used */
+    attn_code_paths paths; /* the same for our metadata */
 };
 
 struct attn_metadata {
@@ -110,12 +111,12 @@ static void metadata_destroy(attn_metadata *metadata)
 static void count_paths(const attn_metadata *metadata, const int32_t *layer_ids, size_t num_layers)
 {
     const attn_instance *layer = metadata->layer;
-    int64_t rows[ATTN_MAX_PATHS];
+    int64_t rows[ATTN_MAX_CODE_PATHS];
     struct guard_call call;
-    guard_enter_hot(&call, layer->party, "attn_paths.rows", GUARD_NO_LAYER);
+    guard_enter_hot(&call, layer->party, "attn_code_paths.rows", GUARD_NO_LAYER);
     for (size_t n = 0; n < num_layers; n++)
-        if (paths_ask(layer->inner_paths, metadata->metadata, layer_ids[n], metadata->batch_rows,
-                      rows, NULL) == ATTN_OK)
+        if (code_paths_ask(layer->inner_paths, metadata->metadata, layer_ids[n],
+                           metadata->batch_rows, rows, NULL) == ATTN_OK)
             for (uint32_t p = 0; p < layer->inner_paths->num_paths; p++)
                 layer->rows->by_path[p] += rows[p];
     guard_leave_hot(&call);
@@ -123,7 +124,7 @@ static void count_paths(const attn_metadata *metadata, const int32_t *layer_ids,
 
 static void count(const attn_metadata *metadata, const int32_t *layer_ids, size_t num_layers)
 {
-    struct path_rows *rows = metadata->layer->rows;
+    struct code_path_rows *rows = metadata->layer->rows;
     if (!rows || num_layers == 0)
         return;
     rows->all += (int64_t)num_layers * metadata->batch_rows;
@@ -214,7 +215,7 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
 {
     const attn_instance *layer = metadata->layer;
     struct guard_call call;
-    guard_enter_hot(&call, layer->party, "attn_paths.rows", layer_id);
+    guard_enter_hot(&call, layer->party, "attn_code_paths.rows", layer_id);
     attn_status status = layer->inner_paths->rows(metadata->metadata, layer_id, rows, error);
     guard_leave_hot(&call);
     return status;
@@ -222,7 +223,7 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
 
 static const void *get_extension(attn_instance *layer, const char *id)
 {
-    if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it is given metadata, which is ours */
+    if (strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0) /* it is given metadata, which is ours */
         return layer->inner_paths ? &layer->paths : NULL;
     struct guard_call call;
     guard_enter(&call, layer->party, "get_extension");
@@ -240,17 +241,17 @@ static void take_paths(attn_instance *layer)
         return;
     struct guard_call call;
     guard_enter(&call, layer->party, "get_extension");
-    const attn_paths *paths = next->get_extension(layer->instance, ATTN_EXTENSION_PATHS);
-    if (paths && paths_check(paths, NULL) != ATTN_OK)
+    const attn_code_paths *paths = next->get_extension(layer->instance, ATTN_EXTENSION_CODE_PATHS);
+    if (paths && code_paths_check(paths, NULL) != ATTN_OK)
         paths = NULL;
     guard_leave(&call);
     if (!paths || (layer->rows->paths && layer->rows->paths != paths))
         return;
     layer->inner_paths = layer->rows->paths = paths;
-    layer->paths = (attn_paths){.struct_size = sizeof layer->paths,
-                                .num_paths = paths->num_paths,
-                                .paths = paths->paths,
-                                .rows = rows_by_path};
+    layer->paths = (attn_code_paths){.struct_size = sizeof layer->paths,
+                                     .num_paths = paths->num_paths,
+                                     .paths = paths->paths,
+                                     .rows = rows_by_path};
 }
 
 /* Our table, without the slots that the next one hides. */
@@ -273,8 +274,8 @@ static void fill_ops(const attn_backend_ops *next, attn_backend_ops *ops)
     };
 }
 
-attn_status wrapper_put(attn_child *child, const struct guard_party *party, struct path_rows *rows,
-                        attn_error *error)
+attn_status wrapper_put(attn_child *child, const struct guard_party *party,
+                        struct code_path_rows *rows, attn_error *error)
 {
     attn_instance *layer = calloc(1, sizeof *layer);
     if (!layer)

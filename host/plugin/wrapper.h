@@ -11,7 +11,7 @@
 
 #include "attn_plugin.h"
 #include "host/plugin/guard.h"
-#include "host/plugin/paths.h"
+#include "host/plugin/code_paths.h"
 
 /* Wrap *child, which is `party`'s: from now on each successful forward adds the real query rows of
  * its batch to *rows, if that is not NULL, and to those of the paths that the child tells of. Both
@@ -19,7 +19,7 @@
  * init_forward_metadata of its metadata adds the batch's rows for it. Rows of which the child tells
  * nothing, or nothing that can be (NEGO-08), are no path's. On failure *child is what it was: the
  * caller's still. OUT_OF_HOST_MEMORY. */
-attn_status wrapper_put(attn_child *child, const struct guard_party *party, struct path_rows *rows,
-                        attn_error *error);
+attn_status wrapper_put(attn_child *child, const struct guard_party *party,
+                        struct code_path_rows *rows, attn_error *error);
 
 #endif /* HOST_PLUGIN_WRAPPER_H */

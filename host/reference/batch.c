@@ -544,8 +544,7 @@ attn_status reference_forward(const attn_problem *problem, const attn_batch *bat
     return status;
 }
 
-/* ---- One row of it -----------------------------------------------------------------------------
- */
+/* ---- One row of it --------------------------------------------------------------------------- */
 
 /* The sequence that `row` belongs to, and which of its rows that is. */
 static attn_status find_row(const reference_call *call, int64_t row, reference_sequence *sequence,

@@ -396,8 +396,8 @@ static attn_status report_node(struct report *report, const attnhost_backend *ba
     int64_t others = node.rows;
     for (uint32_t p = 0; p < node.num_paths && status == ATTN_OK; p++) {
         char name[160];
-        attnhost_path_info path = {.struct_size = sizeof path};
-        status = attnhost_backend_path(backend, index, p, &path, error);
+        attnhost_code_path_info path = {.struct_size = sizeof path};
+        status = attnhost_backend_code_path(backend, index, p, &path, error);
         if (status != ATTN_OK || path.rows == 0)
             continue;
         snprintf(name, sizeof name, "%s/%s", node.name, path.name);

@@ -227,8 +227,7 @@ attn_status executor_rows_fetch(struct executor *executor, struct flight *flight
 attn_status executor_rows_judge(struct executor *executor, struct flight *flight,
                                 attn_error *error);
 
-/* ---- Fences (executor_fences.c) ---------------------------------------------------------------
- */
+/* ---- Fences (executor_fences.c) -------------------------------------------------------------- */
 
 /* Sums over what a layer reads. */
 struct fence_sums {

@@ -218,8 +218,7 @@ void scheduler_window_pass(struct scheduler *scheduler, struct request *request)
 /* Pages that a request that is about to start takes until its prompt is through, at most. */
 int64_t scheduler_window_need(const struct scheduler *scheduler, const struct request *request);
 
-/* ---- The pool of an encoder's keys (encoder.c); nothing without one ---------------------------
- */
+/* ---- The pool of an encoder's keys (encoder.c); nothing without one -------------------------- */
 
 /* Rows of an encoder in one step, at most, or keys of one; 0 = there is none. */
 int32_t scheduler_encoder_rows(const struct scheduler *scheduler);
@@ -237,8 +236,7 @@ void scheduler_encoder_give_back(struct scheduler *scheduler, const struct reque
 /* What a sequence of the step that is being made has of it. */
 void scheduler_encoder_emit(struct scheduler *scheduler, struct scheduler_seq *seq);
 
-/* ---- The order of decodes (neighbours.c) ------------------------------------------------------
- */
+/* ---- The order of decodes (neighbours.c) ----------------------------------------------------- */
 
 /* The request's prompt is through. */
 void scheduler_join_decodes(struct scheduler *scheduler, struct request *request);

@@ -67,7 +67,7 @@ static int32_t budget_of(int32_t max_sms, const attn_device *device, const attn_
 {
     if (max_sms <= 0 || (uint32_t)max_sms >= device->num_sms)
         return 0;
-    return verdict->notes & ATTN_NOTE_SM_BUDGET ? max_sms : (int32_t)device->num_sms;
+    return verdict->traits & ATTN_TRAIT_SM_BUDGET ? max_sms : (int32_t)device->num_sms;
 }
 
 /* ", launches keep to 20 multiprocessors" of a backend that can serve; or "". */
@@ -543,14 +543,14 @@ static cJSON *reason_json(const attnhost_reason *reason)
     return NULL;
 }
 
-/* The names of ATTN_NOTE_*. */
-static bool add_notes(cJSON *object, uint32_t notes)
+/* The names of ATTN_TRAIT_*. */
+static bool add_traits(cJSON *object, uint32_t traits)
 {
-    cJSON *list = cJSON_AddArrayToObject(object, "notes");
+    cJSON *list = cJSON_AddArrayToObject(object, "traits");
     bool ok = list != NULL;
     for (uint32_t bit = 0; ok && bit < 32; bit++) {
-        const char *name = bit_names_member(ATTN_FIELD_NEED_NOTES, bit);
-        if (name && notes >> bit & 1u)
+        const char *name = bit_names_member(ATTN_FIELD_REQUIRED_TRAITS, bit);
+        if (name && traits >> bit & 1u)
             ok = json_add_text_item(list, name);
     }
     return ok;
@@ -566,7 +566,7 @@ static cJSON *candidate_json(const attnhost_candidate *candidate)
     if (ok && candidate->state == ATTNHOST_ABSENT)
         ok = add_text(object, "absent", reason_at(candidate, 0)->text);
     if (ok && serves)
-        ok = add_notes(object, candidate->verdict->notes) &&
+        ok = add_traits(object, candidate->verdict->traits) &&
              cJSON_AddNumberToObject(object, "device_bytes",
                                      (double)candidate->verdict->device_bytes);
     cJSON *reasons = ok && !serves ? cJSON_AddArrayToObject(object, "reasons") : NULL;

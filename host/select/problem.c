@@ -331,7 +331,7 @@ void problem_init(struct problem *out, const struct config *config, const struct
     problem->state_layout = model_group_has_state(&out->group) ? layout : NULL;
     problem->page_size = has_kv ? min_i64(config->kv_cache.page_size, INT32_MAX) : 0;
     if (config->attention.batch_invariant)
-        problem->need_notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
+        problem->required_traits = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT;
     problem->tp_size = model->tp_size;
     problem->tp_rank = model->tp_rank;
     if (out->group.head_dim == out->group.v_head_dim) /* caches are dense */

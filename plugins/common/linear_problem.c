@@ -109,7 +109,7 @@ static const attn_util_limits limits = {
     /* A recurrence knows no other order than that of the tokens. */
     .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
     .uses = ALL_USES,
-    .notes = ATTN_NOTE_DETERMINISTIC | LINEAR_INVARIANT,
+    .traits = ATTN_TRAIT_DETERMINISTIC | LINEAR_INVARIANT,
 };
 
 static void check_kind(const linear_question *ask, attn_verdict *verdict)
@@ -157,13 +157,13 @@ static void check_kept_dtypes(const linear_question *ask, attn_dtype q_dtype, at
     if (!is_linear(ask))
         return;
     if (has_state(ask) && dims->state_dtype == ATTN_BF16 && exact)
-        attn_util_refuse_with(verdict, ATTN_FIELD_STATE_DTYPE, ATTN_FIELD_NEED_NOTES, "f32", "%s",
-                              state);
+        attn_util_refuse_with(verdict, ATTN_FIELD_STATE_DTYPE, ATTN_FIELD_REQUIRED_TRAITS, "f32",
+                              "%s", state);
     else if (has_state(ask) && dims->state_dtype != ATTN_F32 && dims->state_dtype != ATTN_BF16)
         REFUSE(DTYPE, STATE_DTYPE, exact ? "f32" : "f32, bf16", "%s", state);
     if (keeps_inputs(ask) && exact && dims->conv_dtype != ATTN_F32 && dims->conv_dtype != q_dtype)
-        attn_util_refuse_with(verdict, ATTN_FIELD_CONV_DTYPE, ATTN_FIELD_NEED_NOTES, "f32", "%s",
-                              inputs);
+        attn_util_refuse_with(verdict, ATTN_FIELD_CONV_DTYPE, ATTN_FIELD_REQUIRED_TRAITS, "f32",
+                              "%s", inputs);
     else if (dims->conv_width > 1 && !is_operand_dtype(dims->conv_dtype))
         REFUSE(DTYPE, CONV_DTYPE, exact ? "f32" : "f32, f16, bf16", "%s", inputs);
 }

@@ -15,7 +15,7 @@ enum {
 };
 
 /* Promises that rows computed by chunks, which begin with the batch, do not keep. */
-enum { LINEAR_INVARIANT = ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT };
+enum { LINEAR_INVARIANT = ATTN_TRAIT_BATCH_INVARIANT | ATTN_TRAIT_CUT_INVARIANT };
 
 /* A problem in structs of ours, whatever size the caller's have. */
 typedef struct linear_question {

@@ -35,13 +35,13 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
     cpu_isa_check(linear_builds, linear_num_builds, read.isa, &ask.device, &verdict);
     /* How a sequence is cut into batches shows in the last bits, as chunks begin with the batch,
      * unless it is asked that it does not. */
-    uint32_t invariant = ask.problem.need_notes & LINEAR_INVARIANT ? LINEAR_INVARIANT : 0;
+    uint32_t invariant = ask.problem.required_traits & LINEAR_INVARIANT ? LINEAR_INVARIANT : 0;
     ask.exact = invariant != 0;
     /* Nothing is enqueued on a processor, so nothing can be captured. */
     linear_question_check(&ask, ATTN_GRAPH_NEVER, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
-        verdict.notes = ATTN_NOTE_DETERMINISTIC | invariant;
+        verdict.traits = ATTN_TRAIT_DETERMINISTIC | invariant;
         verdict.cost_hint = 1;
         tell_memory(&ask, services, &verdict);
     }

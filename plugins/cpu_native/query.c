@@ -17,7 +17,7 @@ enum {
                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
                ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS | ATTN_USES_SHARED_NEW_KV,
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
-    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT
+    ALL_TRAITS = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT | ATTN_TRAIT_CUT_INVARIANT
 };
 
 /* Of sparse layers those over latents. */
@@ -73,7 +73,7 @@ static const attn_util_limits limits = {
     .uses = ALL_USES,
     /* Nothing is enqueued on a processor, so nothing can be captured. */
     .graph_level = ATTN_GRAPH_NEVER,
-    .notes = ALL_NOTES,
+    .traits = ALL_TRAITS,
 };
 
 static void check_device(const question *ask, attn_verdict *verdict)
@@ -335,7 +335,7 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
         checks[i][column](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_NEVER;
-        verdict.notes = ALL_NOTES;
+        verdict.traits = ALL_TRAITS;
         verdict.reads_new_kv_unquantised =
             ask.group.kv_scale_granularity == ATTN_SCALE_PER_TOKEN_HEAD ? ATTN_UTIL_ALL_MODES : 0;
         verdict.graph_seq_len_fill = 0;

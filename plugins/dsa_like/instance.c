@@ -98,7 +98,8 @@ static void pose(const attn_problem *problem, uint32_t index, posed *to)
     to->group.attention_chunk = 0;
     to->problem.group = &to->group;
     to->problem.bounds = &to->bounds;
-    to->problem.need_notes &= ~(uint32_t)ATTN_NOTE_BATCH_INVARIANT; /* create_attend() sees to it */
+    to->problem.required_traits &=
+        ~(uint32_t)ATTN_TRAIT_BATCH_INVARIANT; /* create_attend() sees to it */
 }
 
 static attn_status create_attend(attn_instance *made, const attn_problem *problems,
@@ -114,7 +115,7 @@ static attn_status create_attend(attn_instance *made, const attn_problem *proble
     uint32_t needs = 0;
     for (uint32_t i = 0; i < count; i++) {
         const attn_problem *problem = attn_at(problems, i);
-        needs |= problem->need_notes;
+        needs |= problem->required_traits;
         pose(problem, i, &poses[i]);
         list[i] = poses[i].problem;
         list[i].struct_size = sizeof list[i];
@@ -124,7 +125,7 @@ static attn_status create_attend(attn_instance *made, const attn_problem *proble
     made->services->release(made->services->ctx, ATTN_SPACE_HOST, poses);
     if (status == ATTN_OK)
         flashmla_like_let_shrink(made->attend); /* to what a layer's lists have */
-    if (status == ATTN_OK && needs & ATTN_NOTE_BATCH_INVARIANT)
+    if (status == ATTN_OK && needs & ATTN_TRAIT_BATCH_INVARIANT)
         flashmla_like_keep_whole(made->attend);
     return status;
 }

@@ -25,7 +25,7 @@ static const attn_util_limits limits = {
     .uses = ATTN_USES_SHARED_PREFIX | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
             ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
     .graph_level = ATTN_GRAPH_ALWAYS,
-    .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
+    .traits = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT,
 };
 
 typedef struct question {
@@ -172,8 +172,8 @@ attn_status dsa_query(const attn_backend_type *type, const attn_options *options
     attn_util_check_needs(&limits, &ask.problem, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = ATTN_NOTE_DETERMINISTIC | /* slower: rows are not divided */
-                        (ask.problem.need_notes & ATTN_NOTE_BATCH_INVARIANT);
+        verdict.traits = ATTN_TRAIT_DETERMINISTIC | /* slower: rows are not divided */
+                         (ask.problem.required_traits & ATTN_TRAIT_BATCH_INVARIANT);
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
     }

@@ -57,7 +57,8 @@ int fa3_may_tile(const attn_problem *problem)
                         (has_codes ? group.out_dtype == ATTN_F16 || group.out_dtype == ATTN_BF16
                                    : group.out_dtype == group.q_dtype);
     /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
-    int may_vary = !(problem->need_notes & (ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT));
+    int may_vary =
+        !(problem->required_traits & (ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT));
     return fa3_has_scale(&group) && has_one_dtype && may_vary &&
            may_tile_chunks(&group, has_codes) && !(group.flags & ATTN_GROUP_HAS_ALIBI);
 }

@@ -64,7 +64,7 @@ static attn_util_limits limits_of(uint32_t expanded)
         .uses = ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_LSE |
                 ATTN_USES_OMIT_SINK | ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
         .graph_level = ATTN_GRAPH_ALWAYS,
-        .notes = ATTN_NOTE_SM_BUDGET,
+        .traits = ATTN_TRAIT_SM_BUDGET,
     };
 }
 

@@ -8,7 +8,7 @@
  *   query.c          what it can do
  *   instance.c       an instance for a model's layer groups, and its kernels
  *   choose.c         whose batch it is
- *   paths.c          by which path a batch's rows go, for reports
+ *   code_paths.c     a batch's rows by code path, for reports
  *   metadata.c       memory, and a batch: checked, and planned on the device
  *   codes.c          queries, and new keys and values, of e4m3
  *   gather.c         caches that tiles cannot read
@@ -83,8 +83,7 @@ typedef struct fa3_group {
 /* The tiles of a problem that query accepts; the kernel is left to the caller. `option`: TILES_* */
 fa3_group fa3_group_of(const attn_problem *problem, int option);
 
-/* ---- Codes: q, new k and v of e4m3 ------------------------------------------------------------
- */
+/* ---- Codes: q, new k and v of e4m3 ----------------------------------------------------------- */
 
 /* The one shape of tiles over codes. */
 extern const fa3_tile fa3_codes_tile;
@@ -293,8 +292,7 @@ void fa3_count_rows(attn_metadata *metadata, uint32_t index);
 
 const void *fa3_get_extension(attn_instance *instance, const char *id);
 
-/* ---- Forward -----------------------------------------------------------------------------------
- */
+/* ---- Forward --------------------------------------------------------------------------------- */
 
 /* One call. */
 typedef struct layer_call {

@@ -38,12 +38,12 @@ attn_status fa3_query(const attn_backend_type *type, const attn_options *options
         cuda_group_init(&base, &ask.problem);
         fa3_group group = fa3_group_of(&ask.problem, fa3_read_tiles(options));
         if (group.is_expanded || fa3_layout_plan(&group, &ask.bounds).size > 0)
-            verdict.notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
+            verdict.traits &= ~(uint32_t)ATTN_TRAIT_DETERMINISTIC;
         fa3_tell_memory(&group, &base, &ask.bounds, &verdict);
     }
     if (!verdict.supported) {
         verdict.device_bytes = verdict.host_bytes = 0;
-        verdict.notes = 0;
+        verdict.traits = 0;
     }
     attn_util_verdict_end(&verdict, given);
     return ATTN_OK;

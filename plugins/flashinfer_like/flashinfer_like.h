@@ -8,7 +8,7 @@
  *   choose.c     few rows or many: which kernel
  *   instance.c   an instance for a model's layer groups, and its kernels
  *   metadata.c   memory, and a batch: checked, and planned on the device
- *   paths.c      by which path a batch's rows go, for reports
+ *   code_paths.c a batch's rows by code path, for reports
  *   forward.c    a layer: operands to the kernels' parameters, launches
  *   kernels/     the kernels; shapes.h is the table of the attention kernels, plan.h their
  *                arguments, plan.cuh the planner
@@ -92,7 +92,7 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
          .key = "batch_invariant",                                                                 \
          .default_text = "off",                                                                    \
          .doc = "bits of a row's results do not depend on the rest of its batch; also on if a "    \
-                "problem requires that note. Slower: sequences have fixed splits, tiles of many "  \
+                "problem requires that trait. Slower: sequences have fixed splits, tiles of many " \
                 "rows none, and shared prefixes are read by each sequence"},                       \
     {                                                                                              \
         .struct_size = sizeof(attn_option), .type = ATTN_OPTION_INT, .key = "split_tile_size",     \
@@ -324,7 +324,8 @@ struct attn_metadata {
     fi_prefixes prefixes; /* of a DECODE batch, in device memory */
     int64_t shared_keys;  /* that need not be read thanks to them; -1 = not known */
     fi_told hinted;
-    int64_t (*rows)[ATTN_MAX_PATHS]; /* [num_groups] of the batch, by path; the library's first */
+    /* [num_groups] rows of the batch by path; the library's paths come first */
+    int64_t (*rows)[ATTN_MAX_CODE_PATHS];
     int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
                        that one has ended */
     void *own;      /* of a plugin that has more than this library */
@@ -390,10 +391,10 @@ enum {
     FI_NUM_PATHS = 7
 };
 
-/* What a plugin tells of them (attn_paths), its own after these. */
+/* Their names and descriptions (attn_code_paths); a plugin appends its own. */
 #define FI_PATH(name_, doc_)                                                                       \
     {                                                                                              \
-        .struct_size = sizeof(attn_path), .name = name_, .doc = doc_                               \
+        .struct_size = sizeof(attn_code_path), .name = name_, .doc = doc_                          \
     }
 #define FI_PATHS                                                                                   \
     FI_PATH("prefill_ragged", "tiles of 64 or 128 rows, of sequences whose keys are all new and "  \
@@ -415,8 +416,8 @@ const int32_t *fi_new_rows(const attn_batch *batch, const attn_kv_batch *kv);
  * metadata->rows[index]. Returns how many. */
 int64_t fi_count_rows(attn_metadata *metadata, uint32_t index);
 
-/* attn_paths.rows: find the group, then read what was counted. A layer that is called without k and
- * v finds all keys in the cache. */
+/* attn_code_paths.rows: find the group, then read what was counted. A layer that is called without k
+ * and v finds all keys in the cache. */
 attn_status fi_find_rows(const attn_metadata *metadata, int32_t layer_id, uint32_t *index,
                          const attn_util_layer **layer, attn_error *error);
 void fi_read_rows(const attn_metadata *metadata, uint32_t index, const attn_util_layer *layer,

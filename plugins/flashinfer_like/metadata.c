@@ -196,7 +196,7 @@ static uint64_t arrived_bytes(const fi_group *group, const attn_bounds *bounds)
 static uint64_t host_bytes(uint32_t num_groups)
 {
     return sizeof(attn_metadata) +
-           num_groups * (sizeof(attn_kv_batch) + sizeof(int64_t[ATTN_MAX_PATHS]));
+           num_groups * (sizeof(attn_kv_batch) + sizeof(int64_t[ATTN_MAX_CODE_PATHS]));
 }
 
 void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict)
@@ -262,7 +262,7 @@ attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const att
                             .plans = device + aligned(CUDA_COUNTS_BYTES),
                             .workspace = memory->base[WORKSPACE],
                             .arrived = memory->base[ARRIVED],
-                            .rows = (int64_t(*)[ATTN_MAX_PATHS])(kv + instance->num_groups)};
+                            .rows = (int64_t(*)[ATTN_MAX_CODE_PATHS])(kv + instance->num_groups)};
     cuda_plan_init(&made->plan, kind, &bounds, FORMS,
                    kind == ATTN_METADATA_GRAPH ? (uintptr_t)device : 0, kv);
     *metadata = made;

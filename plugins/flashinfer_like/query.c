@@ -18,8 +18,8 @@ enum {
                ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
     /* Of itself: how a sequence is shared out depends on the batch, unless it must not. */
-    NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET,
-    ALL_NOTES = NOTES | ATTN_NOTE_BATCH_INVARIANT,
+    TRAITS = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_SM_BUDGET,
+    ALL_TRAITS = TRAITS | ATTN_TRAIT_BATCH_INVARIANT,
     SPLIT = 1024,          /* keys, as FI_OPTIONS says */
     WORKSPACE = 128 << 20, /* bytes, as FI_OPTIONS says */
 };
@@ -56,7 +56,7 @@ fi_options fi_read_options(const attn_options *given)
 
 int fi_is_invariant(const attn_problem *problem, const fi_options *options)
 {
-    return options->is_invariant || problem->need_notes & ATTN_NOTE_BATCH_INVARIANT;
+    return options->is_invariant || problem->required_traits & ATTN_TRAIT_BATCH_INVARIANT;
 }
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -70,7 +70,7 @@ static const attn_util_limits limits = {
     .mask_kinds = ALL_MASKS,
     .uses = ALL_USES,
     .graph_level = ATTN_GRAPH_ALWAYS,
-    .notes = ALL_NOTES,
+    .traits = ALL_TRAITS,
 };
 
 #define DIMS(name, dim, v_dim, ...) {dim, v_dim},
@@ -215,7 +215,7 @@ attn_status fi_answer(const char *codes, const attn_options *options, const attn
     check_options(&read, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = fi_is_invariant(&ask.problem, &read) ? ALL_NOTES : NOTES;
+        verdict.traits = fi_is_invariant(&ask.problem, &read) ? ALL_TRAITS : TRAITS;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
         ask.problem.group = &ask.group;

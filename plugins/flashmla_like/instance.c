@@ -61,7 +61,7 @@ static int find_fixed(const attn_instance *instance, const attn_problem *problem
         const int64_t own =
             bounds.max_seqs * (instance->groups[i].ratio > MLA_ROWS ? INT64_C(2) : 1);
         blocks = own > blocks ? own : blocks;
-        needed |= (problem->need_notes & ATTN_NOTE_BATCH_INVARIANT) != 0;
+        needed |= (problem->required_traits & ATTN_TRAIT_BATCH_INVARIANT) != 0;
     }
     if (!needed)
         return 0;

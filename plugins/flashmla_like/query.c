@@ -24,7 +24,7 @@ static const attn_util_limits limits = {
     .uses = ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
             ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
     .graph_level = ATTN_GRAPH_ALWAYS,
-    .notes = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT,
+    .traits = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT,
 };
 
 static int is_bf16(attn_dtype dtype)
@@ -165,8 +165,8 @@ attn_status fm_query(const attn_backend_type *type, const attn_options *options,
     attn_util_check_needs(&limits, &problem, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = ATTN_NOTE_DETERMINISTIC | /* slower: one kernel, fixed parts */
-                        (problem.need_notes & ATTN_NOTE_BATCH_INVARIANT);
+        verdict.traits = ATTN_TRAIT_DETERMINISTIC | /* slower: one kernel, fixed parts */
+                         (problem.required_traits & ATTN_TRAIT_BATCH_INVARIANT);
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
     }

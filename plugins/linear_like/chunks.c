@@ -78,7 +78,7 @@ int linear_goes_by_chunks(const linear_group *g, const attn_problem *problem)
     attn_device device;
     ATTN_UTIL_READ(&device, problem->device);
     return device.sm == CHUNK_SM && d->family != LINEAR_FAMILY_SHORT_CONV &&
-           !(problem->need_notes & LINEAR_INVARIANT) && g->q_dtype == ATTN_BF16 &&
+           !(problem->required_traits & LINEAR_INVARIANT) && g->q_dtype == ATTN_BF16 &&
            g->out_dtype == ATTN_BF16 && is_tiled(d->k_dim) && is_tiled(d->v_dim) &&
            d->width <= CHUNK_MAX_WIDTH && is_rounded(d);
 }

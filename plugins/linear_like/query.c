@@ -35,16 +35,16 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     attn_util_verdict_begin(given, &verdict);
     cuda_codes_check(LINEAR_CODES, &ask.device, &verdict);
-    ask.exact = (ask.problem.need_notes & ATTN_NOTE_CUT_INVARIANT) != 0;
+    ask.exact = (ask.problem.required_traits & ATTN_TRAIT_CUT_INVARIANT) != 0;
     linear_question_check(&ask, ATTN_GRAPH_ALWAYS, &verdict);
     if (verdict.supported) {
         linear_group group;
         linear_group_init(&group, &ask.problem, &ask.group, &ask.dims);
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
         /* Chunks begin with the batch: where a sequence is cut shows in the last bits. */
-        verdict.notes = ATTN_NOTE_DETERMINISTIC |
-                        (group.by_chunks ? 0 : ATTN_NOTE_BATCH_INVARIANT) |
-                        (ask.exact ? ATTN_NOTE_CUT_INVARIANT : 0);
+        verdict.traits = ATTN_TRAIT_DETERMINISTIC |
+                         (group.by_chunks ? 0 : ATTN_TRAIT_BATCH_INVARIANT) |
+                         (ask.exact ? ATTN_TRAIT_CUT_INVARIANT : 0);
         verdict.cost_hint = 1;
         tell_memory(&ask, &group, &verdict);
     }

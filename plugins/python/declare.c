@@ -36,7 +36,7 @@ static const char *device_name(uint32_t value)
 NAMES(mode_name, ATTN_FIELD_MODES)
 NAMES(mask_name, ATTN_FIELD_MASK_KINDS)
 NAMES(use_name, ATTN_FIELD_USES)
-NAMES(note_name, ATTN_FIELD_NEED_NOTES)
+NAMES(trait_name, ATTN_FIELD_REQUIRED_TRAITS)
 NAMES(form_name, ATTN_FIELD_INDEX_FORMS)
 NAMES(layer_flag_name, ATTN_FIELD_LAYERS)
 #undef NAMES
@@ -129,7 +129,7 @@ enum {
     MODES,
     MASKS,
     USES,
-    NOTES,
+    TRAITS,
     INDEX_FORMS,
     HOST_ARRAYS,
     GRAPH_LEVEL,
@@ -197,7 +197,7 @@ static attn_status read_sets(struct python_kind *kind, py_object *declaration, a
                 {MODES, "modes", mode_name, &limits->modes},
                 {MASKS, "mask_kinds", mask_name, &limits->mask_kinds},
                 {USES, "uses", use_name, &limits->uses},
-                {NOTES, "notes", note_name, &limits->notes},
+                {TRAITS, "traits", trait_name, &limits->traits},
                 {INDEX_FORMS, "index_forms", form_name, &kind->index_forms},
                 {HOST_ARRAYS, "host_arrays", host_array_name, &kind->host_arrays},
                 {GRAPH_LEVEL, "graph_level", graph_level_name, &level}};

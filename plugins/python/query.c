@@ -303,7 +303,7 @@ attn_status python_query(const attn_backend_type *type, const attn_options *opti
     if (status != ATTN_OK)
         return status;
     ask.verdict.graph_level = graph_level(kind, &ask);
-    ask.verdict.notes = kind->limits.notes;
+    ask.verdict.traits = kind->limits.traits;
     ask.verdict.host_arrays = kind->host_arrays;
     ask.verdict.cost_hint = kind->cost_hint;
     attn_util_verdict_end(&ask.verdict, answer);

@@ -20,7 +20,7 @@ enum {
     ALL_USES = ATTN_USES_POSITIONS | ATTN_USES_SHARED_PREFIX | ATTN_USES_UNSAVED_KV |
                ATTN_USES_LSE | ATTN_USES_OMIT_SINK,
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
-    ALL_NOTES = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT
+    ALL_TRAITS = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT
 };
 
 /* ---- Checks ---------------------------------------------------------------------------------- */
@@ -34,7 +34,7 @@ static const attn_util_limits limits = {
     .mask_kinds = ALL_MASKS,
     .uses = ALL_USES,
     .graph_level = ATTN_GRAPH_ALWAYS,
-    .notes = ALL_NOTES,
+    .traits = ALL_TRAITS,
 };
 
 /* NVRTC compiles for any of these. */
@@ -134,9 +134,9 @@ attn_status triton_query(const attn_backend_type *type, const attn_options *opti
         checks[i](&ask, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.notes = ALL_NOTES | ATTN_NOTE_RUNTIME_COMPILATION;
+        verdict.traits = ALL_TRAITS | ATTN_TRAIT_RUNTIME_COMPILATION;
         if (!ask.options.reduce_in_fp32)
-            verdict.notes |= ATTN_NOTE_REDUCED_PRECISION;
+            verdict.traits |= ATTN_TRAIT_REDUCED_PRECISION;
         verdict.reads_new_kv_unquantised = cuda_is_fp8(ask.asked.problem.kv_dtype) ? ALL_MODES : 0;
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 1;

@@ -26,7 +26,7 @@ def map_of(name: str) -> dict:
 MODES = map_of("ATTN_MODE_MAP")
 MASKS = map_of("ATTN_MASK_MAP")
 USES = map_of("ATTN_USES_MAP")
-NOTES = map_of("ATTN_NOTE_MAP")
+TRAITS = map_of("ATTN_TRAIT_MAP")
 HOST_ARRAYS = map_of("ATTN_HOST_MAP")
 DEVICES = map_of("ATTN_DEVICE_MAP")
 FIELDS = map_of("ATTN_FIELD_MAP")

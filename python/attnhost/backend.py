@@ -313,7 +313,7 @@ class Backend:
     modes: str = _OK_MODES
     mask_kinds: str = "layer"
     uses: str = ""  # lse, shared_prefix ... (ATTN_USES_MAP)
-    notes: str = ""
+    traits: str = ""
     index_forms: str = "block_table"
     host_arrays: str = ""  # needed by plan() on a GPU
     graph_level: str = "never"
@@ -544,7 +544,7 @@ class _Kind:
                         for o in cls.options)
         asks = getattr(cls.supports, "__func__", cls.supports) is not Backend.supports.__func__
         return (cls.name, cls.doc, cls.devices, cls.dtypes, cls.layouts, cls.kinds, cls.attn_types,
-                cls.flags, cls.layer_flags, cls.modes, cls.mask_kinds, cls.uses, cls.notes,
+                cls.flags, cls.layer_flags, cls.modes, cls.mask_kinds, cls.uses, cls.traits,
                 cls.index_forms, cls.host_arrays, cls.graph_level, float(cls.cost_hint), asks, ranges,
                 options, bool(cls.saves_kv))
 

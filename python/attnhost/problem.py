@@ -84,7 +84,7 @@ def problem(group: LayerGroup, *, device: Union[str, Device] = "cpu",
         kv_dtype=q_dtype if kv_dtype is None else _words.number("kv_dtype", kv_dtype, find),
         out_dtype=q_dtype if out_dtype is None else _words.number("out_dtype", out_dtype, find),
         page_size=page_size, tp_size=members.pop("tp_size", 1), num_features=len(features),
-        features=list(features), need_notes=_words.bits("note", members.pop("need_notes", ()), _words.NOTES),
+        features=list(features), required_traits=_words.bits("trait", members.pop("required_traits", ()), _words.TRAITS),
         **members)
 
 
@@ -119,7 +119,7 @@ class Verdict:
     supported: bool
     reasons: Tuple[Reason, ...] = ()
     graph_level: str = "never"  # up to which batches can be captured
-    notes: tuple = ()  # "deterministic", ...
+    traits: tuple = ()  # "deterministic", ...
     host_arrays: tuple = ()  # arrays of a batch that must be in host memory, too
     cost_hint: float = 0.0
     device_bytes: int = 0
@@ -145,6 +145,6 @@ def read_verdict(verdict: _abi.attn_verdict, reasons: Iterable[_abi.attn_reason]
     if not verdict.supported:
         return Verdict(False, tuple(map(read_reason, reasons)))
     return Verdict(True, (), _words.name(verdict.graph_level, _words.GRAPH_LEVELS),
-                   _words.names(verdict.notes, _words.NOTES),
+                   _words.names(verdict.traits, _words.TRAITS),
                    _words.names(verdict.host_arrays, _words.HOST_ARRAYS), verdict.cost_hint,
                    verdict.device_bytes, verdict.pinned_bytes, verdict.host_bytes)

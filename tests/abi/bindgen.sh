@@ -29,7 +29,7 @@ else
 fi
 # A type without a name in the headers gets a number here, which changes with every type before it.
 tap_try "every enumeration has a name" sh -c '! grep _bindgen_ty_ "$1"' - "$scratch/attn.rs"
-for name in ATTN_MODE_BIT_DECODE ATTN_MASK_BIT_QLEN ATTN_REGION_HOST_METADATA ATTN_NOTE_PROMISES; do
+for name in ATTN_MODE_BIT_DECODE ATTN_MASK_BIT_QLEN ATTN_REGION_HOST_METADATA ATTN_TRAIT_PROMISES; do
     tap_try "$name is a constant" grep -q "pub const $name:" "$scratch/attn.rs"
 done
 tap_end

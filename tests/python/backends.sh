@@ -67,7 +67,7 @@ backends_numpy()
     missing sdpa.py 'torch: pip install torch'
     misdeclared 'dtypes = "f64, f3"' "dtypes: 'f3': accepted "
     misdeclared 'flags = ["sinks"]' "flags = \['sinks'\]: accepted a text"
-    misdeclared 'notes = "deterministic",' "notes = ('deterministic',): accepted a text"
+    misdeclared 'traits = "deterministic",' "traits = ('deterministic',): accepted a text"
     misdeclared 'saves_kv = "no"' "saves_kv = 'no': accepted True or False"
     misdeclared 'dtype = "f32"' "dtype: did you mean dtypes?"
     tap_try "examples have 120 lines at most" sh -c '

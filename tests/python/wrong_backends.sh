@@ -123,8 +123,8 @@ tap_try "what is compiled in the first call is not timed" sh -c '
     "$0" bench --backend lazy --set plugins.path="$1" --seconds 1 \
         --shape mode=decode,batch=1,kv_len=16,q_heads=1,kv_heads=1,head_dim=64,dtype=f32 | grep "lazy *eager"' \
     "$attnhost" "$wrong/lazy.py"
-# With the note first_call_slow two calls may compile, the first for longer than others may take.
-sed -e 's/"lazy"/"compiled"\n    notes = "first_call_slow"/' -e 's/sleep(.*/sleep({0: 3.2, 1: 0.8}.get(next(calls), 0))/' \
+# With the trait first_call_slow two calls may compile, the first for longer than others may take.
+sed -e 's/"lazy"/"compiled"\n    traits = "first_call_slow"/' -e 's/sleep(.*/sleep({0: 3.2, 1: 0.8}.get(next(calls), 0))/' \
     "$wrong/lazy.py" >"$wrong/compiled.py"
 sed -e 's/"compiled"/"slow"/' -e 's/sleep(.*/sleep(0.3)/' "$wrong/compiled.py" >"$wrong/slow.py"
 bench_of()

@@ -323,7 +323,7 @@ static void change_answer(attn_verdict *verdict)
 {
     attn_reason *last = last_reason(verdict);
     if (wrong_backend.wrong == ANSWERS_CHANGE && wrong_backend.forwards++ % 2)
-        verdict->notes ^= ATTN_NOTE_FIRST_CALL_SLOW;
+        verdict->traits ^= ATTN_TRAIT_FIRST_CALL_SLOW;
     if (verdict->supported)
         return;
     if (wrong_backend.wrong == REASONS_CUT && verdict->num_reasons > verdict->reasons_capacity)
@@ -340,7 +340,7 @@ static attn_status wrong_query(const attn_backend_type *type, const attn_options
     attn_status status =
         wrong_backend.real->query(wrong_backend.real, options, services, problem, verdict, error);
     if (wrong_backend.promises_nothing)
-        verdict->notes &= ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
+        verdict->traits &= ~(uint32_t)ATTN_TRAIT_DETERMINISTIC;
     if (status == ATTN_OK)
         change_answer(verdict);
     return status;

@@ -111,8 +111,8 @@ static const struct number_field number_fields[] = {
     FIELD(MAX_KV_LEN, I32, bounds.max_kv_len, -1, 0, 512, 131072, 2147483647),
     FIELD(MAX_KV_TOKENS, I64, bounds.max_kv_tokens, -1, 0, 4096, 1 << 20, 1e12),
     FIELD(GRAPH_LEVEL, U32, problem.graph_level, 0, 1, 2, 3, 4),
-    FIELD(NEED_NOTES, U32, problem.need_notes, 0, 1, 2, 3, 4, ATTN_NOTE_SM_BUDGET, ATTN_NOTE_ALL,
-          ATTN_NOTE_ALL + 1.0, 1 << 20),
+    FIELD(REQUIRED_TRAITS, U32, problem.required_traits, 0, 1, 2, 3, 4, ATTN_TRAIT_SM_BUDGET,
+          ATTN_TRAIT_ALL, ATTN_TRAIT_ALL + 1.0, 1 << 20),
     FIELD(MIN_ALIGNMENT, U32, problem.min_alignment, 0, 16, 64, 256),
     FIELD(KV_STRIDES, U32, problem.kv_strides, ATTN_KV_STRIDES_ANY, ATTN_KV_STRIDES_EQUAL),
     {{.field = ATTN_FIELD_DEVICE_SHARED_MEMORY}, NUMBER_U32, AT(device.shared_memory)},
@@ -537,7 +537,7 @@ void caps_problem_describe(const struct caps_problem *p, char *text, size_t size
              "heads %d/%d, dim %d/%d, window %d, %d, chunk %d, cap %g, granularity %u and %u, "
              "layout %s, q %s new k, v %s kv %s out %s, page %d, modes %#x, masks %#x, uses %#x, "
              "bounds %d %d %d %d %lld, "
-             "graph %u, notes %#x, features %u",
+             "graph %u, traits %#x, features %u",
              p->device.type, p->device.sm, p->device.cpu_isa, g->kind, g->attn_type, g->flags,
              g->num_layers, p->layers[0].flags, g->num_q_heads, g->num_kv_heads, g->head_dim,
              g->v_head_dim, g->window_left, g->window_right, g->attention_chunk,
@@ -546,7 +546,7 @@ void caps_problem_describe(const struct caps_problem *p, char *text, size_t size
              dtype_name(attn_new_kv_dtype(&p->problem)), dtype_name(p->problem.kv_dtype),
              dtype_name(p->problem.out_dtype), p->problem.page_size, b->modes, b->mask_kinds,
              b->uses, b->max_seqs, b->max_tokens, b->max_q_len, b->max_kv_len,
-             (long long)b->max_kv_tokens, p->problem.graph_level, p->problem.need_notes,
+             (long long)b->max_kv_tokens, p->problem.graph_level, p->problem.required_traits,
              p->problem.num_features);
     size_t length = strlen(text);
     describe_kind(p, text + length, size - length);

@@ -90,7 +90,7 @@ bool caps_same_answer(const struct caps_answer *a, const struct caps_answer *b)
         if (!caps_same_reason(&a->reasons[r], &b->reasons[r]))
             return false;
     return !v->supported ||
-           (v->graph_level == w->graph_level && v->notes == w->notes &&
+           (v->graph_level == w->graph_level && v->traits == w->traits &&
             v->reads_new_kv_unquantised == w->reads_new_kv_unquantised &&
             v->graph_seq_len_fill == w->graph_seq_len_fill && v->host_arrays == w->host_arrays &&
             v->cost_hint == w->cost_hint && v->device_bytes == w->device_bytes &&

@@ -765,7 +765,7 @@ static void repeat(struct run *run, const struct case_run *how, bool same)
 void case_session_repeat(struct case_session *session, struct forward_case *c,
                          const struct case_run *how, struct case_verdict *verdict)
 {
-    bool same = how->repeat > 1 && session->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+    bool same = how->repeat > 1 && session->verdict.traits & ATTN_TRAIT_DETERMINISTIC;
     struct run run;
     if (run_init(&run, session, c, verdict)) {
         run.left = same ? malloc(c->bytes) : NULL;
@@ -795,7 +795,7 @@ void forward_case_judge(struct forward_case *c, const struct case_backend *backe
     /* A recurrence runs twice at least where its bits are promised. */
     struct case_run times = *how;
     bool twice =
-        c->spec.kind == ATTN_KIND_LINEAR && session->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+        c->spec.kind == ATTN_KIND_LINEAR && session->verdict.traits & ATTN_TRAIT_DETERMINISTIC;
     if (twice && times.repeat < 2)
         times.repeat = 2;
     case_session_repeat(session, c, &times, verdict);

@@ -130,7 +130,7 @@ static bool ask(struct gpu_case *g)
         check_skip(g->run, "query does not accept this case; %s", g->what);
     g->level = verdict.graph_level;
     g->needed = level_needed(g->at.spec.mode);
-    g->notes = verdict.notes;
+    g->traits = verdict.traits;
     return accepts;
 }
 

@@ -28,7 +28,7 @@ struct gpu_case {
     struct numerics_point at; /* its spec is of the largest lengths */
     uint64_t seed;          /* of what the capture knows: which arrays there are, how tensors lie */
     uint32_t level, needed; /* ATTN_GRAPH_*: what query answers, what the point's batches need */
-    uint32_t notes;
+    uint32_t traits;
     struct forward_case *c;
     struct case_session *session; /* in which the steps are done; it is closed with the case */
     char *pinned[GPU_UPLOADS];    /* copies of the arena, to upload from without waiting */

@@ -208,13 +208,13 @@ bool grid_accepts(const struct grid *grid, const struct grid_point *point, struc
     return true;
 }
 
-static uint32_t notes_of(const struct grid *grid, const struct grid_point *point)
+static uint32_t traits_of(const struct grid *grid, const struct grid_point *point)
 {
     struct case_spec spec;
     attn_verdict verdict;
     return grid_spec(grid, point, &spec) &&
                    ask(grid, grid_options(grid, point), &spec, &verdict, NULL, 0)
-               ? verdict.notes
+               ? verdict.traits
                : 0;
 }
 
@@ -809,7 +809,7 @@ static bool fill(struct grid *grid, bool exhaustive)
     if (!find_base(grid))
         return true;
     grid->refusal[0] = '\0';
-    grid->notes = notes_of(grid, &grid->base);
+    grid->traits = traits_of(grid, &grid->base);
     find_all_forms(grid);
     struct cover *cover = calloc(1, sizeof *cover);
     if (!cover)

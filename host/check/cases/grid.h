@@ -172,7 +172,7 @@ struct grid {
     struct grid_point *points;
     int32_t num_points, room;
     char digest[65];         /* SHA-256 of the points, as grid_spec() reads them */
-    uint32_t notes;          /* ATTN_NOTE_* of the base */
+    uint32_t traits;         /* ATTN_TRAIT_* of the base */
     char refusal[512];       /* why there is no base; "" = there is one */
     struct answers *answers; /* of query, by problem (grid.c) */
     bool remembers; /* while points are chosen and counted; a case poses its own questions, so that

@@ -35,21 +35,22 @@ void kind_close(struct kind_case *k)
     forward_case_destroy(k->c);
 }
 
-bool kind_declares(struct kind_case *k, uint32_t notes)
+bool kind_declares(struct kind_case *k, uint32_t traits)
 {
     const struct check_subject *subject = k->run->subject;
     const attn_options *options = k->at.options ? k->at.options : subject->options;
     attn_problem *problem = &k->c->posed.problem;
     for (int asked = 0; asked < 2; asked++) {
         attn_verdict verdict;
-        problem->need_notes = asked ? notes : 0;
-        if (numerics_query(subject, options, problem, &verdict) && (verdict.notes & notes) == notes)
+        problem->required_traits = asked ? traits : 0;
+        if (numerics_query(subject, options, problem, &verdict) &&
+            (verdict.traits & traits) == traits)
             return true;
     }
     check_skip(k->run, "the backend does not declare %s here",
-               notes & ATTN_NOTE_CUT_INVARIANT     ? "CUT_INVARIANT"
-               : notes & ATTN_NOTE_BATCH_INVARIANT ? "BATCH_INVARIANT"
-                                                   : "DETERMINISTIC");
+               traits & ATTN_TRAIT_CUT_INVARIANT     ? "CUT_INVARIANT"
+               : traits & ATTN_TRAIT_BATCH_INVARIANT ? "BATCH_INVARIANT"
+                                                     : "DETERMINISTIC");
     return false;
 }
 

@@ -75,7 +75,7 @@ struct relation {
      * (case_read_lengths()). False: there is none. */
     bool (*vary)(struct case_spec *other, const struct kind_case *base, int32_t n);
     const char *lengths;
-    uint32_t notes; /* ATTN_NOTE_*: where they are declared, the same bits are expected */
+    uint32_t traits; /* ATTN_TRAIT_*: where they are declared, the same bits are expected */
     int32_t first_fault, last_fault; /* a status is expected, and the name of the operand */
     bool has_tiles;                  /* what sequences share is several tiles of keys */
 };
@@ -166,9 +166,9 @@ void kind_close(struct kind_case *k);
 bool kind_make(struct kind_case *k);
 void kind_run(struct kind_case *k);
 
-/* Does the backend declare these notes for the problem, if not by itself then when it is asked to? What it has to be
+/* Does the backend declare these traits for the problem, if not by itself then when it is asked to? What it has to be
  * asked for stays in the problem. False: skipped. */
-bool kind_declares(struct kind_case *k, uint32_t notes);
+bool kind_declares(struct kind_case *k, uint32_t traits);
 
 /* A session for the case, of this subject. NULL: reported. */
 struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,

@@ -21,7 +21,7 @@ struct case_backend numerics_backend(const struct check_subject *subject,
 
 int32_t numerics_few(const struct check_subject *subject, int32_t count)
 {
-    bool compiles = grid_of(subject)->notes & ATTN_NOTE_RUNTIME_COMPILATION;
+    bool compiles = grid_of(subject)->traits & ATTN_TRAIT_RUNTIME_COMPILATION;
     return subject->exhaustive ? 20 * count : compiles ? count / 20 : count;
 }
 

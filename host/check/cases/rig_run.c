@@ -276,7 +276,7 @@ bool rig_life(struct rig *rig, struct check_run *run, char *results[RIG_BATCHES]
 
 const char *rig_difference(const struct rig *rig, int batch, char *a, char *b)
 {
-    const bool exact = rig->verdict.notes & ATTN_NOTE_DETERMINISTIC;
+    const bool exact = rig->verdict.traits & ATTN_TRAIT_DETERMINISTIC;
     const char *what = NULL;
     for (int l = 0; l < RIG_LAYERS && !what; l++) {
         uint64_t at = offset_of(rig, batch, l);

@@ -132,7 +132,7 @@ FRONT_FORWARDS
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
-    if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it would be given our metadata */
+    if (strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0) /* it would be given our metadata */
         return NULL;
     return instance->inner.type->ops->get_extension(instance->inner.instance, id);
 }
@@ -200,8 +200,8 @@ static attn_status child_query(void *ctx, const char *name, const attn_problem *
     else if (alters(altered, ALTER_GRAPH_LEVEL))
         verdict->graph_level =
             verdict->graph_level < altered->value ? verdict->graph_level : (uint32_t)altered->value;
-    else if (alters(altered, ALTER_NOTES))
-        verdict->notes &= ~(uint32_t)altered->value;
+    else if (alters(altered, ALTER_TRAITS))
+        verdict->traits &= ~(uint32_t)altered->value;
     return status;
 }
 

@@ -16,7 +16,7 @@ enum alteration {
     ALTER_NOT,
     ALTER_REFUSE,      /* its query says no */
     ALTER_GRAPH_LEVEL, /* its query says `value` at most */
-    ALTER_NOTES,       /* its query lacks the notes `value` */
+    ALTER_TRAITS,      /* its query lacks the traits `value` */
     ALTER_INDEX_FORMS, /* it asks for the forms `value` */
     ALTER_SIZE,        /* it asks for `value` bytes of HOST METADATA at least */
     ALTER_CREATE,      /* these calls fail, from here on */

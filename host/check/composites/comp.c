@@ -107,19 +107,19 @@ static void check_graph_level(struct check_run *run, struct scene *scene)
     }
 }
 
-static void check_notes(struct check_run *run, struct scene *scene)
+static void check_traits(struct check_run *run, struct scene *scene)
 {
-    static const uint32_t notes[] = {ATTN_NOTE_DETERMINISTIC, ATTN_NOTE_BATCH_INVARIANT,
-                                     ATTN_NOTE_CUT_INVARIANT};
+    static const uint32_t traits[] = {ATTN_TRAIT_DETERMINISTIC, ATTN_TRAIT_BATCH_INVARIANT,
+                                      ATTN_TRAIT_CUT_INVARIANT};
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
-    for (size_t n = 0; n < sizeof notes / sizeof notes[0]; n++) {
-        scene_alter(scene, ALTER_NOTES, notes[n]);
+    for (size_t n = 0; n < sizeof traits / sizeof traits[0]; n++) {
+        scene_alter(scene, ALTER_TRAITS, traits[n]);
         if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
-        CHECK_THAT(run, !(verdict.notes & notes[n]),
-                   "the child %s lacks the note %u, and the composite has it", scene->child,
-                   notes[n]);
+        CHECK_THAT(run, !(verdict.traits & traits[n]),
+                   "the child %s lacks the trait %u, and the composite has it", scene->child,
+                   traits[n]);
     }
 }
 
@@ -127,7 +127,7 @@ static void check_verdict(struct check_run *run, struct scene *scene)
 {
     check_refused(run, scene);
     check_graph_level(run, scene);
-    check_notes(run, scene);
+    check_traits(run, scene);
 }
 
 /* ---- COMP-03 --------------------------------------------------------------------------------- */
@@ -353,7 +353,7 @@ CHECK_RUN(once, with_scene(run, check_once))
 const struct check check_comp[] = {
     CHECK_ROW("COMP-02", verdict, scene_count_children, CHECK_NEEDS_CHILD,
               "a composite refuses what a child refuses, and names the child; its graph level and "
-              "notes are no better than a child's"),
+              "traits are no better than a child's"),
     CHECK_ROW("COMP-03", needs, scene_count_children, CHECK_NEEDS_CHILD,
               "a composite reports the index forms and the memory of all its children"),
     CHECK_ROW("COMP-04", failures, scene_count_children, CHECK_NEEDS_CHILD,

@@ -144,16 +144,16 @@ static void adopt(struct rig *rig, const struct compose_node *node, const attn_b
 static void compare(struct check_run *run, struct rig *rig, char *const alone[RIG_BATCHES],
                     char *const composed[RIG_BATCHES], const char *name, const char *child)
 {
-    const uint32_t exact = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_BATCH_INVARIANT;
-    uint32_t notes = rig->verdict.notes;
+    const uint32_t exact = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT;
+    uint32_t traits = rig->verdict.traits;
     for (int b = 0; b < rig->num_batches; b++) {
-        if ((notes & exact) != exact || rig->given_batches[b]->mode == ATTN_MODE_MIXED)
-            rig->verdict.notes = notes & ~(uint32_t)ATTN_NOTE_DETERMINISTIC;
+        if ((traits & exact) != exact || rig->given_batches[b]->mode == ATTN_MODE_MIXED)
+            rig->verdict.traits = traits & ~(uint32_t)ATTN_TRAIT_DETERMINISTIC;
         const char *difference = rig_difference(rig, b, alone[b], composed[b]);
         if (difference)
             check_fail(run, "%s over %s, %s batch: %s is not what %s alone gives", name, child,
                        rig_batch_name(rig, b), difference, child);
-        rig->verdict.notes = notes;
+        rig->verdict.traits = traits;
     }
 }
 

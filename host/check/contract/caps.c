@@ -82,7 +82,7 @@ static bool run_problem(struct caps_visit *visit, const struct caps_problem *p,
         return false;
     attn_problem *problem = &c->posed.problem;
     problem->graph_level = p->problem.graph_level;
-    problem->need_notes = p->problem.need_notes;
+    problem->required_traits = p->problem.required_traits;
     problem->mla_expanded = p->problem.mla_expanded;
     c->posed.layers[0].flags = p->layers[0].flags;
     c->posed.group.num_layers = p->group.num_layers;
@@ -96,7 +96,8 @@ static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer)
 {
     struct case_spec spec;
-    int64_t every = visit->grid->notes & ATTN_NOTE_RUNTIME_COMPILATION ? COMPILE_EVERY : RUN_EVERY;
+    int64_t every =
+        visit->grid->traits & ATTN_TRAIT_RUNTIME_COMPILATION ? COMPILE_EVERY : RUN_EVERY;
     bool chosen = visit->run->subject->exhaustive || visit->accepted % every == 0 ||
                   p->group.head_dim > LARGE_DIM;
     if (answer->status != ATTN_OK || !answer->verdict.supported || !chosen ||
@@ -223,7 +224,8 @@ static const struct caps_unknown unknowns[] = {
     CAPS_BITS("bit 31 of mask_kinds", ATTN_FIELD_MASK_KINDS, true, bounds.mask_kinds, 1u << 31),
     CAPS_BITS("bit 31 of uses", ATTN_FIELD_USES, true, bounds.uses, 1u << 31),
     CAPS_VALUE("graph_level 1000", ATTN_FIELD_GRAPH_LEVEL, true, problem.graph_level, 1000),
-    CAPS_VALUE("bit 31 of need_notes", ATTN_FIELD_NEED_NOTES, true, problem.need_notes, 1u << 31),
+    CAPS_VALUE("bit 31 of required_traits", ATTN_FIELD_REQUIRED_TRAITS, true,
+               problem.required_traits, 1u << 31),
     CAPS_VALUE("feature attn.unheard_of/1", ATTN_FIELD_FEATURE, true, problem.num_features, 1),
     CAPS_VALUE("the kind after the last one", ATTN_FIELD_KIND, true, group.kind, ATTN_KIND_COUNT),
     CAPS_VALUE("the attn_type after the last one", ATTN_FIELD_ATTN_TYPE, true, group.attn_type,
@@ -242,8 +244,8 @@ static const struct caps_unknown unknowns[] = {
               ATTN_USES_ALL + 1u),
     CAPS_VALUE("the graph_level after the last one", ATTN_FIELD_GRAPH_LEVEL, true,
                problem.graph_level, ATTN_GRAPH_COUNT),
-    CAPS_VALUE("the bit of need_notes after the last one", ATTN_FIELD_NEED_NOTES, true,
-               problem.need_notes, ATTN_NOTE_ALL + 1u),
+    CAPS_VALUE("the bit of required_traits after the last one", ATTN_FIELD_REQUIRED_TRAITS, true,
+               problem.required_traits, ATTN_TRAIT_ALL + 1u),
     /* Scales of tokens are a cache's alone. */
     {"input_scale_granularity per_token_head",
      ATTN_FIELD_INPUT_SCALE_GRANULARITY,
@@ -377,17 +379,17 @@ bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
 {
     struct caps_problem asked;
     struct caps_answer again;
-    const uint32_t promised = answer->verdict.notes & ATTN_NOTE_PROMISES;
+    const uint32_t promised = answer->verdict.traits & ATTN_TRAIT_PROMISES;
     if (answer->status != ATTN_OK || !answer->verdict.supported)
         return true;
     caps_problem_copy(&asked, p);
-    asked.problem.need_notes |= promised;
+    asked.problem.required_traits |= promised;
     caps_ask(visit->run->subject, &asked.problem, &again);
     if (again.status == ATTN_OK && again.verdict.supported &&
-        (again.verdict.notes & promised) == promised)
+        (again.verdict.traits & promised) == promised)
         return true;
-    return caps_tell(visit, p,
-                     "the verdict has a promise that it has no more when need_notes asks for it");
+    return caps_tell(
+        visit, p, "the verdict has a promise that it has no more when required_traits asks for it");
 }
 
 /* ---- CAPS-11: ids of layers -------------------------------------------------------------------

@@ -246,7 +246,7 @@ const struct check check_caps_kinds[] = {
     LOOK_ROWS("CAPS-07", capacity,
               "query counts all reasons, and writes those that fit into the caller's array"),
     LOOK_ROWS("CAPS-12", promises,
-              "a note that is a promise is accepted in need_notes, and then kept"),
+              "a trait that is a promise is accepted in required_traits, and then kept"),
     {.rule = NULL},
 };
 

@@ -323,7 +323,7 @@ static void run_budget(struct check_run *run)
     struct spy_cuda spy;
     if (!gpu_find_spy(run, &spy) || !gpu_case_open(&g, run, run->index))
         return;
-    if (!(g.notes & ATTN_NOTE_SM_BUDGET)) {
+    if (!(g.traits & ATTN_TRAIT_SM_BUDGET)) {
         check_skip(run, "query does not report sm_budget; %s", g.what);
     } else {
         attn_bounds bounds = *forward_case_problem(g.c)->bounds;
@@ -381,7 +381,7 @@ static bool same_bits(struct gpu_case *g, struct case_session *eager, char *kept
 static void compare_bits(struct gpu_case *g, struct case_session **eager)
 {
     char *kept = malloc(g->c->bytes);
-    bool good = kept && g->notes & ATTN_NOTE_DETERMINISTIC;
+    bool good = kept && g->traits & ATTN_TRAIT_DETERMINISTIC;
     if (!good)
         check_skip(g->run,
                    kept ? "query does not report determinism; %s"

@@ -13,7 +13,7 @@
 #include "host/check/cases/refusal.h"
 #include "host/check/cases/rig.h"
 #include "host/check/cases/service_counter.h"
-#include "host/plugin/paths.h"
+#include "host/plugin/code_paths.h"
 #include "host/base/configured.h"
 
 /* ---- The entry ------------------------------------------------------------------------------- */
@@ -240,7 +240,7 @@ static void run_instance_extensions(struct check_run *run)
 struct telling {
     struct check_run *run;
     struct rig *rig;
-    const attn_paths *paths;
+    const attn_code_paths *paths;
     const attn_metadata *metadata;
 };
 
@@ -249,15 +249,15 @@ static void check_rows(const struct telling *telling, int batch, const char *whe
 {
     const struct rig *rig = telling->rig;
     for (int l = 0; l < RIG_LAYERS; l++) {
-        int64_t rows[ATTN_MAX_PATHS];
+        int64_t rows[ATTN_MAX_CODE_PATHS];
         host_error error;
         host_error_init(&error);
         attn_status status =
-            paths_ask(telling->paths, telling->metadata, rig->question.layers[l].layer_id,
-                      rig->batches[batch].batch.num_real_tokens, rows, &error.base);
+            code_paths_ask(telling->paths, telling->metadata, rig->question.layers[l].layer_id,
+                           rig->batches[batch].batch.num_real_tokens, rows, &error.base);
         CHECK_THAT(telling->run, status == ATTN_OK, "%s batch%s: %s", rig_batch_name(rig, batch),
                    when, host_error_text(&error));
-        for (uint32_t p = telling->paths->num_paths; p < ATTN_MAX_PATHS; p++)
+        for (uint32_t p = telling->paths->num_paths; p < ATTN_MAX_CODE_PATHS; p++)
             CHECK_THAT(telling->run, rows[p] == 0, "%s batch%s: rows[%u] was written, of %u",
                        rig_batch_name(rig, batch), when, p, telling->paths->num_paths);
     }
@@ -267,7 +267,7 @@ static void check_rows(const struct telling *telling, int batch, const char *whe
 static void check_untold(const struct telling *telling, int32_t layer_id, attn_status accepted,
                          const char *what)
 {
-    int64_t rows[ATTN_MAX_PATHS];
+    int64_t rows[ATTN_MAX_CODE_PATHS];
     host_error error;
     host_error_init(&error);
     attn_status status = telling->paths->rows(telling->metadata, layer_id, rows, &error.base);
@@ -301,19 +301,19 @@ static void check_session(struct telling *telling, const struct rig_session *ses
     rig_metadata_close(&more, telling->rig);
 }
 
-static void check_paths(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_code_paths(struct check_run *run, struct rig *rig, struct rig_session *session)
 {
     struct telling telling = {.run = run, .rig = rig};
     host_error error;
     host_error_init(&error);
-    telling.paths = rig->ops->get_extension(session->instance, ATTN_EXTENSION_PATHS);
+    telling.paths = rig->ops->get_extension(session->instance, ATTN_EXTENSION_CODE_PATHS);
     if (run->subject->type->flags & ATTN_BACKEND_COMPOSITE)
         CHECK_THAT(run, !telling.paths, "a composite has the extension %s: accepted NULL",
-                   ATTN_EXTENSION_PATHS);
+                   ATTN_EXTENSION_CODE_PATHS);
     else if (!telling.paths)
-        check_skip(run, "it reports no paths: it has no extension %s", ATTN_EXTENSION_PATHS);
-    else if (paths_check(telling.paths, &error.base) != ATTN_OK)
-        check_fail(run, "%s: %s", ATTN_EXTENSION_PATHS, host_error_text(&error));
+        check_skip(run, "it reports no paths: it has no extension %s", ATTN_EXTENSION_CODE_PATHS);
+    else if (code_paths_check(telling.paths, &error.base) != ATTN_OK)
+        check_fail(run, "%s: %s", ATTN_EXTENSION_CODE_PATHS, host_error_text(&error));
     else
         check_session(&telling, session);
 }
@@ -321,7 +321,8 @@ static void check_paths(struct check_run *run, struct rig *rig, struct rig_sessi
 static void run_paths(struct check_run *run)
 {
     if (run->subject->type->ops->get_extension)
-        rig_run_check(run, &(const struct rig_check){.body = check_paths, .plans_alone = true});
+        rig_run_check(run,
+                      &(const struct rig_check){.body = check_code_paths, .plans_alone = true});
     else
         check_skip(run, "it has no extensions");
 }

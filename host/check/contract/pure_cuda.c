@@ -455,7 +455,7 @@ static void compare(struct watch *w, struct flight *f)
     for (int n = 0; n < IN_FLIGHT && g->run->code == CHECK_PASS; n++) {
         if (!gpu_case_refill(g, in_flight[n], -1))
             return;
-        double most = g->notes & ATTN_NOTE_DETERMINISTIC ? 0 : 0.02;
+        double most = g->traits & ATTN_TRAIT_DETERMINISTIC ? 0 : 0.02;
         const char *what = case_output_difference(g->c, f->alone[n], f->behind[n], most);
         if (what)
             check_fail(g->run,

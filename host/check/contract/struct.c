@@ -155,8 +155,8 @@ static void judge_verdict(struct check_run *run, struct rig *rig, struct rig_ses
                verdict->supported, verdict->num_reasons);
     CHECK_THAT(run,
                to < sizeof *verdict || (verdict->graph_level == rig->verdict.graph_level &&
-                                        verdict->notes == rig->verdict.notes),
-               "attn_verdict of %zu bytes: another graph_level or other notes", to);
+                                        verdict->traits == rig->verdict.traits),
+               "attn_verdict of %zu bytes: another graph_level or other traits", to);
 }
 
 /* Ask what has to be refused for several reasons. */
@@ -170,7 +170,7 @@ static attn_status ask_wrong(struct rig *rig, attn_reason *reasons, uint32_t cap
     bounds.mask_kinds |= 1u << 31;
     problem.bounds = &bounds;
     rig_spoil_layout(&problem);
-    problem.need_notes = 1u << 31;
+    problem.required_traits = 1u << 31;
     problem.num_features = 1;
     problem.features = features;
     *verdict = (attn_verdict){

@@ -128,7 +128,7 @@ static void run_grid(struct check_run *run)
 /* Fewer where each is likely to be compiled first. */
 static int32_t count_random(const struct check_subject *subject)
 {
-    bool compiles = grid_of(subject)->notes & ATTN_NOTE_RUNTIME_COMPILATION;
+    bool compiles = grid_of(subject)->traits & ATTN_TRAIT_RUNTIME_COMPILATION;
     return subject->exhaustive ? 40 * RANDOM_CASES : compiles ? RANDOM_CASES / 5 : RANDOM_CASES;
 }
 

@@ -16,9 +16,9 @@
 static bool begin(struct kind_case *base)
 {
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
-    const uint32_t notes = base->run->check->relation->notes;
+    const uint32_t traits = base->run->check->relation->traits;
     if (!numerics_accepts(&base->at, &base->at.spec) || !kind_make(base) ||
-        (notes && !kind_declares(base, notes)))
+        (traits && !kind_declares(base, traits)))
         return false;
     base->session = kind_session(base, base->run->subject, &setup);
     return base->session && kind_judge(base);
@@ -87,7 +87,7 @@ static bool judge_variant(const struct kind_case *base, const struct case_spec *
 {
     struct forward_case *variant = numerics_case(base->run, spec, base->c);
     bool good = variant && numerics_judge(base->run, base->session, variant, spec) &&
-                (!base->run->check->relation->notes || same_rows(base, variant));
+                (!base->run->check->relation->traits || same_rows(base, variant));
     forward_case_destroy(variant);
     return good;
 }
@@ -153,9 +153,9 @@ static bool cut(struct case_spec *spec, const struct kind_case *base, int32_t n)
     return n < 4;
 }
 
-#define SAME_BITS(vary_by, note, of)                                                               \
+#define SAME_BITS(vary_by, trait, of)                                                              \
     {                                                                                              \
-        .judge = judge_variants, .vary = vary_by, .notes = note, .lengths = of                     \
+        .judge = judge_variants, .vary = vary_by, .traits = trait, .lengths = of                   \
     }
 #define FOUR "17+3 0+20 64+1 33+8"
 /* Keys of three splits, as the sum of two is the same in either order: into how many parts a
@@ -169,14 +169,14 @@ static bool cut(struct case_spec *spec, const struct kind_case *base, int32_t n)
 SPEC_CHANGE(choose_many, spec->top_k = 2000)
 
 static const struct relation padded = SAME_BITS(pad, 0, FOUR),
-                             padded_bits = SAME_BITS(pad, ATTN_NOTE_BATCH_INVARIANT, FOUR),
-                             permuted = SAME_BITS(permute, ATTN_NOTE_BATCH_INVARIANT, FOUR),
-                             in_parts = SAME_BITS(split, ATTN_NOTE_BATCH_INVARIANT, FOUR),
-                             long_in_parts = SAME_BITS(split, ATTN_NOTE_BATCH_INVARIANT, EIGHT),
-                             latents_in_parts = SAME_BITS(split, ATTN_NOTE_BATCH_INVARIANT, LONG),
+                             padded_bits = SAME_BITS(pad, ATTN_TRAIT_BATCH_INVARIANT, FOUR),
+                             permuted = SAME_BITS(permute, ATTN_TRAIT_BATCH_INVARIANT, FOUR),
+                             in_parts = SAME_BITS(split, ATTN_TRAIT_BATCH_INVARIANT, FOUR),
+                             long_in_parts = SAME_BITS(split, ATTN_TRAIT_BATCH_INVARIANT, EIGHT),
+                             latents_in_parts = SAME_BITS(split, ATTN_TRAIT_BATCH_INVARIANT, LONG),
                              chosen_in_parts =
-                                 SAME_BITS(split, ATTN_NOTE_BATCH_INVARIANT, CHOOSING),
-                             cut_elsewhere = SAME_BITS(cut, ATTN_NOTE_CUT_INVARIANT,
+                                 SAME_BITS(split, ATTN_TRAIT_BATCH_INVARIANT, CHOOSING),
+                             cut_elsewhere = SAME_BITS(cut, ATTN_TRAIT_CUT_INVARIANT,
                                                        "0+130 70+61 600+20 1040+9");
 
 /* ---- Graphs ---------------------------------------------------------------------------------- */
@@ -212,7 +212,7 @@ static void judge_replay(struct kind_case *base)
         replayed ? numerics_session(base->run, replayed, &spec, base->at.options, &setup) : NULL;
     for (int n = 0; session && n < 3; n++)
         if (!numerics_judge(base->run, session, replayed, &spec) ||
-            (verdict->notes & ATTN_NOTE_DETERMINISTIC && !same_rows(base, replayed)))
+            (verdict->traits & ATTN_TRAIT_DETERMINISTIC && !same_rows(base, replayed)))
             break;
     case_session_destroy(session);
     forward_case_destroy(replayed);

@@ -110,7 +110,7 @@ static void judge_cuts(struct kind_case *k)
     static const int32_t splits[] = {SPLIT_SINGLE, SPLIT_CHUNK, SPLIT_RANDOM};
     const struct case_setup setup = {.kind = ATTN_METADATA_EAGER};
     void *whole = NULL;
-    if (kind_make(k) && kind_declares(k, ATTN_NOTE_CUT_INVARIANT))
+    if (kind_make(k) && kind_declares(k, ATTN_TRAIT_CUT_INVARIANT))
         k->session = kind_session(k, k->run->subject, &setup);
     if (k->session && kind_judge(k))
         whole = kind_keep(k);
@@ -212,7 +212,7 @@ static void hand_to(struct kind_case *k, const struct check_subject *subject, bo
     struct case_session *other = kind_session(k, subject, &setup);
     if (other)
         judge_handed(k, other,
-                     same && case_session_verdict(other)->notes & ATTN_NOTE_DETERMINISTIC);
+                     same && case_session_verdict(other)->traits & ATTN_TRAIT_DETERMINISTIC);
     case_session_destroy(other);
 }
 

@@ -25,10 +25,10 @@ static bool move(struct kind_case *k, const struct check_subject *subject,
     return k->session;
 }
 
-/* What the first call, judged, of a backend that declares these notes has left. NULL: reported. */
-static void *begin(struct kind_case *k, uint32_t notes)
+/* What the first call, judged, of a backend that declares these traits has left. NULL: reported. */
+static void *begin(struct kind_case *k, uint32_t traits)
 {
-    bool good = kind_make(k) && (!notes || kind_declares(k, notes)) &&
+    bool good = kind_make(k) && (!traits || kind_declares(k, traits)) &&
                 move(k, k->run->subject, &plainly) && kind_judge(k);
     return good ? kind_keep(k) : NULL;
 }
@@ -37,7 +37,7 @@ static void judge_again(struct kind_case *k)
 {
     static const char text[] =
         "the same batch again has other bits, though DETERMINISTIC is declared";
-    void *first = begin(k, ATTN_NOTE_DETERMINISTIC);
+    void *first = begin(k, ATTN_TRAIT_DETERMINISTIC);
     if (first && kind_same(k, first, text) && kind_same(k, first, text) &&
         move(k, k->run->subject, &exactly))
         kind_same(k, first, "another instance has other bits");
@@ -177,13 +177,13 @@ static void on_pool(struct pooled *p, uint32_t num_threads, struct order_runner 
 }
 
 /* The first call of a case on a CPU: a GPU's threads are up to the backend. */
-static bool begin_pooled(struct pooled *p, struct kind_case *k, uint32_t notes)
+static bool begin_pooled(struct pooled *p, struct kind_case *k, uint32_t traits)
 {
     *p = (struct pooled){.k = k, .runner.seed = k->run->seed};
     if (k->run->subject->device->type != ATTN_DEVICE_CPU)
         check_skip(k->run, "a GPU's threads are up to the backend");
     else
-        p->first = begin(k, notes);
+        p->first = begin(k, traits);
     return p->first;
 }
 
@@ -198,7 +198,7 @@ static void expect_same(struct pooled *p, uint32_t num_threads)
 static void judge_threads(struct kind_case *k)
 {
     struct pooled p;
-    bool good = begin_pooled(&p, k, ATTN_NOTE_DETERMINISTIC);
+    bool good = begin_pooled(&p, k, ATTN_TRAIT_DETERMINISTIC);
     for (uint32_t count = 1; count <= 4 && good && k->run->code == CHECK_PASS; count++) {
         check_note(k->run, "%u threads", count);
         on_pool(&p, count, NULL, expect_same);
@@ -210,7 +210,7 @@ static void try_orders(struct pooled *p, uint32_t num_threads)
 {
     struct order_runner *runner = &p->runner;
     struct kind_case *k = p->k;
-    bool deterministic = case_session_verdict(k->session)->notes & ATTN_NOTE_DETERMINISTIC;
+    bool deterministic = case_session_verdict(k->session)->traits & ATTN_TRAIT_DETERMINISTIC;
     (void)num_threads;
     order_watch(k->session);
     for (runner->order = 0; runner->order < ORDERS && k->run->code == CHECK_PASS; runner->order++) {

@@ -23,8 +23,7 @@
 #define HAS_HOPPER 1
 #endif
 
-/* ---- Addresses and lanes ----------------------------------------------------------------------
- */
+/* ---- Addresses and lanes --------------------------------------------------------------------- */
 
 /* "State spaces": a generic pointer into shared memory as an address of that window. */
 static PTX unsigned shared_address(const void *pointer)
@@ -41,8 +40,7 @@ static PTX int thread_here(void)
     return thread;
 }
 
-/* ---- Barriers in shared memory -----------------------------------------------------------------
- */
+/* ---- Barriers in shared memory --------------------------------------------------------------- */
 
 /* "mbarrier.init": a barrier that `arrivals` arrivals complete. */
 static PTX void barrier_init(unsigned barrier, unsigned arrivals)
@@ -131,8 +129,7 @@ static PTX void named_arrive(int id, int threads)
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* ---- Fences, registers, dependent launches -----------------------------------------------------
- */
+/* ---- Fences, registers, dependent launches --------------------------------------------------- */
 
 /* "fence.proxy.async": ordinary stores to shared memory before it, the copy engine and the tensor
  * cores after it. */
@@ -173,8 +170,7 @@ static PTX void pdl_launch_dependents(void)
 #endif
 }
 
-/* ---- Tensor copies -----------------------------------------------------------------------------
- */
+/* ---- Tensor copies --------------------------------------------------------------------------- */
 
 /* "prefetch": fetches a tensor map before its first use. */
 static PTX void tensor_map_prefetch(const void *map)
@@ -342,8 +338,7 @@ static PTX void bulk_load_by(unsigned to, const void *from, unsigned bytes, unsi
 #endif
 }
 
-/* ---- Arithmetic --------------------------------------------------------------------------------
- */
+/* ---- Arithmetic ------------------------------------------------------------------------------ */
 
 /* "ex2": 2^x; -inf gives 0. */
 static PTX float exp2_fast(float x)
@@ -385,8 +380,7 @@ static PTX unsigned pack_codes(float a, float b, float c, float d)
     return codes;
 }
 
-/* ---- Products of a warpgroup -------------------------------------------------------------------
- */
+/* ---- Products of a warpgroup ----------------------------------------------------------------- */
 
 /* "Asynchronous warpgroup level matrix shared memory layout": a descriptor of a matrix in shared
  * memory with the 128-byte swizzle. `leading` and `stride` are bytes: for rows that lie along the

@@ -282,12 +282,14 @@ void expect_memory_needed(const test_run *t, uint32_t kind)
 
 void expect_rows(const test_run *t, const int *expected)
 {
-    const attn_paths *paths = plugin_of_test.ops->get_extension(t->instance, ATTN_EXTENSION_PATHS);
+    const attn_code_paths *paths =
+        plugin_of_test.ops->get_extension(t->instance, ATTN_EXTENSION_CODE_PATHS);
     int64_t rows[16], sum = 0;
     ck_assert_uint_le(paths->num_paths, 16);
     need(paths->rows(t->metadata, TEST_LAYER, rows, &test_error));
     for (; *expected >= 0; expected += 2) {
-        const char *name = ((const attn_path *)attn_at(paths->paths, (uint32_t)*expected))->name;
+        const char *name =
+            ((const attn_code_path *)attn_at(paths->paths, (uint32_t)*expected))->name;
         ck_assert_msg(rows[*expected] == expected[1], "%s: %lld, not %d", name,
                       (long long)rows[*expected], expected[1]);
         sum += expected[1];

@@ -148,7 +148,7 @@ static void run(const char *isa, float log_decay, uint32_t needs, const int32_t 
                                   .q_dtype = ATTN_F32,
                                   .kv_dtype = ATTN_F32,
                                   .out_dtype = ATTN_F32,
-                                  .need_notes = needs,
+                                  .required_traits = needs,
                                   .tp_size = 1};
     GOOD(attnhost_compose(host, "linear", &problem, 1, &backend, &error.base));
     GOOD(attnhost_metadata_create(backend, ATTN_METADATA_EAGER, &bounds, NULL, &metadata,
@@ -194,11 +194,11 @@ LOOP_OF(long_decay, the_cut_of_a_prompt_does_not_show, 0, ISAS)
     static const int32_t whole[] = {300}, cut[] = {40, 41, 105, 206, 300};
     static float out_of_whole[300][DIM], state_of_whole[DIM][DIM];
     make_rows();
-    run(isas[_i], -1e-3f, ATTN_NOTE_BATCH_INVARIANT, whole, 1);
+    run(isas[_i], -1e-3f, ATTN_TRAIT_BATCH_INVARIANT, whole, 1);
     memcpy(out_of_whole, out, sizeof out_of_whole);
     memcpy(state_of_whole, state[1], sizeof state_of_whole);
     memset(out, 0, sizeof out);
-    run(isas[_i], -1e-3f, ATTN_NOTE_BATCH_INVARIANT, cut, 5);
+    run(isas[_i], -1e-3f, ATTN_TRAIT_BATCH_INVARIANT, cut, 5);
     ck_assert_mem_eq(out, out_of_whole, sizeof out_of_whole);
     ck_assert_mem_eq(state[1], state_of_whole, sizeof state_of_whole);
 }

@@ -36,8 +36,7 @@ int32_t mla_row_bytes(const cpu_group *group);
 /* Floats of scratch for each key of a tile. */
 int64_t mla_key_floats(const cpu_group *group);
 
-/* ---- Query: what stands in the table of checks in the place of checks of softmax attention -----
- */
+/* ---- Query: what stands in the table of checks in the place of checks of softmax attention --- */
 
 attn_status mla_question_init(question *ask, attn_error *error);
 void mla_check_attn_type(const question *ask, attn_verdict *verdict);

@@ -437,7 +437,7 @@ LOOP_OF(work, rounding_is_no_reduced_precision, 0, 2)
         ck_assert_int_eq(type->query(type, &options, NULL, &d->f.problem, &verdict, &error.base),
                          ATTN_OK);
         ck_assert_uint_eq(verdict.supported, 1);
-        ck_assert_int_eq(verdict.notes & ATTN_NOTE_REDUCED_PRECISION, 0);
+        ck_assert_int_eq(verdict.traits & ATTN_TRAIT_REDUCED_PRECISION, 0);
     }
     case_destroy(d);
 }

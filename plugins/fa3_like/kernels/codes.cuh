@@ -57,8 +57,7 @@ PORTABLE u8 code_of_new(int dtype, const void *from, i64 d, float scale, int kv_
     return save_kv_quantise(kv_dtype, f32_multiply(code_load(dtype, from, d), scale), cache_scale);
 }
 
-/* ---- fa3_widen: element d of row `row` of a head ----------------------------------------------
- */
+/* ---- fa3_widen: element d of row `row` of a head --------------------------------------------- */
 
 PORTABLE void widen_query(const fa3_widen_call *p, int sequence, i64 row, int head, int d)
 {

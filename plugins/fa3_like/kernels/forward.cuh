@@ -19,8 +19,7 @@
 #include "plugins/fa3_like/kernels/epilogue.cuh"
 #include "plugins/fa3_like/kernels/schedule.cuh"
 
-/* ---- Producer ----------------------------------------------------------------------------------
- */
+/* ---- Producer -------------------------------------------------------------------------------- */
 
 /* Warp 0 finds work; its lane 0 tells all others. */
 DEVICE void work_publish(struct control *control, work_ring *at, const struct work &w)
@@ -106,8 +105,7 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
     }
 }
 
-/* ---- Consumers ---------------------------------------------------------------------------------
- */
+/* ---- Consumers ------------------------------------------------------------------------------- */
 
 template <typename T> struct consumer {
     work_ring works;
@@ -468,8 +466,7 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
         store_wait_read();
 }
 
-/* ---- Kernel ------------------------------------------------------------------------------------
- */
+/* ---- Kernel ---------------------------------------------------------------------------------- */
 
 template <typename T> DEVICE void forward(const struct fa3_forward_params &p)
 {

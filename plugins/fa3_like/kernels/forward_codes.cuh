@@ -101,8 +101,7 @@ template <typename T> DEVICE void codes_control_init(struct control *control)
     fence_barrier_init();
 }
 
-/* ---- Producer ----------------------------------------------------------------------------------
- */
+/* ---- Producer -------------------------------------------------------------------------------- */
 
 /* One warp: tiles of rows of 128 codes. `first` is called after the first of them. */
 template <typename T, typename F>
@@ -210,8 +209,7 @@ DEVICE void codes_produce_values(const struct fa3_codes_params &c, struct contro
     }
 }
 
-/* ---- Softmax -----------------------------------------------------------------------------------
- */
+/* ---- Softmax --------------------------------------------------------------------------------- */
 
 /* Four codes of a lane: two neighbours of each of two groups of eight keys, of row r + 8 `row`. */
 DEVICE unsigned codes_of(const float *e, int word)
@@ -278,8 +276,7 @@ DEVICE void codes_refer(struct softmax *x, const float (&top)[2], float scale, f
     }
 }
 
-/* ---- Consumers ---------------------------------------------------------------------------------
- */
+/* ---- Consumers ------------------------------------------------------------------------------- */
 
 template <typename T> struct codes_consumer {
     work_ring works;
@@ -587,8 +584,7 @@ DEVICE void codes_consume(const struct fa3_codes_params &params, struct control 
         store_wait_read();
 }
 
-/* ---- Kernel ------------------------------------------------------------------------------------
- */
+/* ---- Kernel ---------------------------------------------------------------------------------- */
 
 template <typename T> DEVICE void forward_codes(const struct fa3_codes_params &params)
 {

@@ -15,8 +15,7 @@
 #include "plugins/fa3_like/kernels/rows.cuh"
 #include "plugins/fa3_like/kernels/shapes.h" /* whose numbers are compared here */
 
-/* ---- The plan ----------------------------------------------------------------------------------
- */
+/* ---- The plan -------------------------------------------------------------------------------- */
 
 /* Sums of x over the threads before this one; *all = over all of them. */
 static __device__ int sum_before(int x, int *room, int *all)
@@ -150,8 +149,7 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
     }
 }
 
-/* ---- Rows --------------------------------------------------------------------------------------
- */
+/* ---- Rows ------------------------------------------------------------------------------------ */
 
 static __device__ void save_codes(const fa3_rows_call &p, int head, int sequence, const char *k,
                                   const char *v, char *k_to, char *v_to)

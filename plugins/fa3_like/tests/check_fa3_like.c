@@ -114,7 +114,7 @@ TEST_OF(any_machine, query_takes_expanded_latents)
                      ATTN_OK);
     ck_assert(verdict.supported);
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
-    ck_assert_uint_eq(verdict.notes, ATTN_NOTE_SM_BUDGET);
+    ck_assert_uint_eq(verdict.traits, ATTN_TRAIT_SM_BUDGET);
     ck_assert_uint_gt(verdict.device_bytes, 0);
     EXPECT_EXPANDED(0, t->problem.out_dtype = ATTN_BF16);
     EXPECT_EXPANDED(0, t->problem.q_dtype = t->problem.kv_dtype = ATTN_F16);
@@ -142,15 +142,15 @@ TEST_OF(any_machine, query_takes_expanded_latents)
     EXPECT_EXPANDED(FIELD(ALIBI), t->group.flags = ATTN_GROUP_HAS_ALIBI);
     EXPECT_EXPANDED(FIELD(MASK_KINDS), t->bounds.mask_kinds = (1 << ATTN_MASK_COUNT) - 1);
     EXPECT_EXPANDED(FIELD(USES), t->bounds.uses = ATTN_USES_POSITIONS);
-    EXPECT_EXPANDED(FIELD(NEED_NOTES), t->problem.need_notes = ATTN_NOTE_DETERMINISTIC);
+    EXPECT_EXPANDED(FIELD(REQUIRED_TRAITS), t->problem.required_traits = ATTN_TRAIT_DETERMINISTIC);
     EXPECT_EXPANDED(FIELD(DEVICE_SM), t->device.sm = 100);
 }
 
 /* Equal bits are kept where tiles are not: by what is asked for, or by what there is. */
-TEST_OF(any_machine, query_tells_of_notes)
+TEST_OF(any_machine, query_returns_traits)
 {
-    const uint32_t equal = ATTN_NOTE_DETERMINISTIC, decode = ATTN_MODE_BIT(ATTN_MODE_DECODE);
-    const uint32_t invariant = ATTN_NOTE_BATCH_INVARIANT;
+    const uint32_t equal = ATTN_TRAIT_DETERMINISTIC, decode = ATTN_MODE_BIT(ATTN_MODE_DECODE);
+    const uint32_t invariant = ATTN_TRAIT_BATCH_INVARIANT;
     const struct {
         uint32_t modes, needs, flags, kept;
     } cases[] = {{~0u, 0, 0, 0},
@@ -164,14 +164,14 @@ TEST_OF(any_machine, query_tells_of_notes)
         test_problem t;
         make_problem(&t);
         t.bounds.modes &= cases[i].modes;
-        t.problem.need_notes = cases[i].needs;
+        t.problem.required_traits = cases[i].needs;
         t.group.flags = cases[i].flags;
         ck_assert_int_eq(test_type->query(test_type, NULL, NULL, &t.problem, &verdict, &test_error),
                          ATTN_OK);
         ck_assert(verdict.supported);
-        ck_assert_uint_eq(verdict.notes & equal, cases[i].kept);
-        ck_assert_uint_eq(verdict.notes & invariant, cases[i].needs & invariant);
-        ck_assert(verdict.notes & ATTN_NOTE_SM_BUDGET);
+        ck_assert_uint_eq(verdict.traits & equal, cases[i].kept);
+        ck_assert_uint_eq(verdict.traits & invariant, cases[i].needs & invariant);
+        ck_assert(verdict.traits & ATTN_TRAIT_SM_BUDGET);
         bytes[i] = verdict.device_bytes;
     }
     ck_assert_uint_gt(bytes[0], bytes[1]); /* by the list of tiles */

@@ -367,7 +367,7 @@ TEST_OF(launches, problems_decide)
     of[1].group.attention_chunk = 63;
     of[2].problem.out_dtype = ATTN_F32;
     of[3].group.sm_scale = -1;
-    of[4].problem.need_notes = ATTN_NOTE_DETERMINISTIC;
+    of[4].problem.required_traits = ATTN_TRAIT_DETERMINISTIC;
     of[5].group.attention_chunk = 64;
     of[5].group.head_dim = of[5].group.v_head_dim = 256;
     make_codes_problem(&of[6], ATTN_SCALE_PER_HEAD);
@@ -773,8 +773,7 @@ TEST_OF(launches, empty_batches)
     run_end(&t);
 }
 
-/* ---- Codes ------------------------------------------------------------------------------------
- */
+/* ---- Codes ----------------------------------------------------------------------------------- */
 
 static void begin_codes(test_run *t, uint32_t granularity)
 {
@@ -946,7 +945,7 @@ static void tell_of_new_keys(test_run *t)
 
 TEST_OF(launches, rows_go_by_tiles)
 {
-    const attn_paths *paths = fa3_get_extension(NULL, ATTN_EXTENSION_PATHS);
+    const attn_code_paths *paths = fa3_get_extension(NULL, ATTN_EXTENSION_CODE_PATHS);
     int64_t none[FA3_NUM_PATHS];
     test_run t;
     ck_assert_ptr_null(fa3_get_extension(NULL, ATTN_EXTENSION_EXPLAIN));

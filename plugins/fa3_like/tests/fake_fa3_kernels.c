@@ -216,8 +216,7 @@ static void rows(const struct fake_cuda_launch *launch)
     }
 }
 
-/* ---- Codes -------------------------------------------------------------------------------------
- */
+/* ---- Codes ----------------------------------------------------------------------------------- */
 
 static void store_scales(const struct fake_cuda_launch *launch)
 {

@@ -236,8 +236,7 @@ TEST_OF(levels, every_key_once)
     ck_assert(tiles > cases && deep > cases / 5); /* there was something to find */
 }
 
-/* ---- What there are levels for ----------------------------------------------------------------
- */
+/* ---- What there are levels for --------------------------------------------------------------- */
 
 TEST_OF(levels, groups)
 {

@@ -130,11 +130,13 @@ TEST_OF(any_machine, query_tells_of_invariance)
 {
     test_problem t;
     make_problem(&t);
-    const uint32_t always = ATTN_NOTE_DETERMINISTIC | ATTN_NOTE_SM_BUDGET;
-    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 0).notes, always);
-    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 1).notes, always | ATTN_NOTE_BATCH_INVARIANT);
-    t.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
-    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 0).notes, always | ATTN_NOTE_BATCH_INVARIANT);
+    const uint32_t always = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_SM_BUDGET;
+    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 0).traits, always);
+    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 1).traits,
+                      always | ATTN_TRAIT_BATCH_INVARIANT);
+    t.problem.required_traits = ATTN_TRAIT_BATCH_INVARIANT;
+    ck_assert_uint_eq(ask_with(&t, "batch_invariant", 0).traits,
+                      always | ATTN_TRAIT_BATCH_INVARIANT);
     ck_assert(ask_with(&t, "split_tile_size", 2048).supported);
     ck_assert(!ask_with(&t, "split_tile_size", 1000).supported);
     ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_OPTION);
@@ -416,7 +418,7 @@ TEST_OF(any_machine, invariant_batches)
     test_run t;
     int ratio = TEST_Q_HEADS / TEST_KV_HEADS, few = SHORT_ROWS / ratio;
     make_problem(&of);
-    of.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
+    of.problem.required_traits = ATTN_TRAIT_BATCH_INVARIANT;
     of.bounds.uses |= ATTN_USES_SHARED_PREFIX;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     ck_assert_int_eq(fi_num_levels(&t.own->group, &of.bounds), 0);
@@ -591,10 +593,10 @@ TEST_OF(any_machine, graphs_go_by_bounds)
 TEST_OF(any_machine, prompts_go_by_what_is_cached)
 {
     static const int32_t rows[] = {100, 300, 500, 700}, keys[] = {200, 201, 200};
-    const attn_paths *paths = fi_get_extension(NULL, ATTN_EXTENSION_PATHS);
+    const attn_code_paths *paths = fi_get_extension(NULL, ATTN_EXTENSION_CODE_PATHS);
     int64_t none[FI_NUM_PATHS];
     test_run t;
-    ck_assert_ptr_null(fi_get_extension(NULL, "attn.paths"));
+    ck_assert_ptr_null(fi_get_extension(NULL, "attn.code_paths"));
     ck_assert_uint_eq(paths->num_paths, FI_NUM_PATHS);
     run_begin(&t, NULL, ATTN_METADATA_EAGER);
     ck_assert_int_eq(paths->rows(t.metadata, TEST_LAYER, none, &test_error), ATTN_BAD_STATE);
@@ -643,7 +645,7 @@ TEST_OF(any_machine, invariant_rows_go_by_sequence)
     test_problem of;
     test_run t;
     make_problem(&of);
-    of.problem.need_notes = ATTN_NOTE_BATCH_INVARIANT;
+    of.problem.required_traits = ATTN_TRAIT_BATCH_INVARIANT;
     run_begin(&t, &of, ATTN_METADATA_EAGER);
     t.batch.q_indptr.host = rows;
     t.kv.kv_lens.host = keys;

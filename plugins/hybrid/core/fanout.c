@@ -127,7 +127,7 @@ void fanout_verdict_begin(const attn_verdict *given, attn_verdict *verdict)
 {
     attn_util_verdict_begin(given, verdict);
     verdict->graph_level = ATTN_GRAPH_ALWAYS;
-    verdict->notes = ATTN_NOTE_PROMISES;
+    verdict->traits = ATTN_TRAIT_PROMISES;
 }
 
 static attn_reason *reason_at(const attn_verdict *verdict, uint32_t index)
@@ -167,8 +167,8 @@ static void merge_yes(const attn_verdict *child, uint32_t modes, attn_verdict *v
 {
     if (child->graph_level < verdict->graph_level)
         verdict->graph_level = child->graph_level;
-    uint32_t kept = verdict->notes & child->notes & ATTN_NOTE_PROMISES;
-    verdict->notes = kept | ((verdict->notes | child->notes) & ~(uint32_t)ATTN_NOTE_PROMISES);
+    uint32_t kept = verdict->traits & child->traits & ATTN_TRAIT_PROMISES;
+    verdict->traits = kept | ((verdict->traits | child->traits) & ~(uint32_t)ATTN_TRAIT_PROMISES);
     verdict->reads_new_kv_unquantised |=
         child->reads_new_kv_unquantised & (modes | ATTN_MODE_BIT(ATTN_MODE_IDLE));
     if (child->graph_seq_len_fill > verdict->graph_seq_len_fill)

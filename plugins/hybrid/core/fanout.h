@@ -70,8 +70,8 @@ void fanout_problem_finish(const attn_services *services, child_problem *narrowe
 
 /* ---- Verdicts -------------------------------------------------------------------------------- */
 
-/* Start `verdict`, a copy that is the composite's, from the caller's `given`: supported, all notes,
- * no reasons. attn_util_verdict_end() hands it back. */
+/* Start `verdict`, the composite's copy of the caller's `given`: supported, all traits, no reasons.
+ * attn_util_verdict_end() copies it back. */
 void fanout_verdict_begin(const attn_verdict *given, attn_verdict *verdict);
 
 /* Ask child `name` and merge its answer: reasons are appended with the child's name, the graph
@@ -177,7 +177,7 @@ attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, v
 uint32_t fanout_op_index_forms(attn_instance *instance);
 
 /* What the children that have this extension point to, if they point to the same; else NULL: an
- * answer for one of several would be taken for all. NULL for ATTN_EXTENSION_PATHS. */
+ * answer for one of several would be taken for all. NULL for ATTN_EXTENSION_CODE_PATHS. */
 const void *fanout_op_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Metadata of the children ---------------------------------------------------------------- */

@@ -203,7 +203,7 @@ const void *fanout_op_get_extension(attn_instance *instance, const char *id)
 {
     const fanout *children = (const fanout *)instance;
     const void *extension = NULL;
-    if (strcmp(id, ATTN_EXTENSION_PATHS) == 0) /* it would be given the composite's metadata */
+    if (strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0) /* it would be given the composite's metadata */
         return NULL;
     for (uint32_t c = 0; c < children->num_children; c++) {
         const attn_backend_ops *ops = children->children[c].ops;

@@ -63,9 +63,9 @@ void split_limit_graph_level(const attn_problem *problem, attn_verdict *verdict)
 
 void split_limit_invariance(const attn_problem *problem, attn_verdict *verdict)
 {
-    const uint32_t lost = ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT;
-    verdict->notes &= ~lost;
-    if (problem->need_notes & lost)
-        attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_NEED_NOTES,
-                                ATTN_NOTE_DETERMINISTIC, problem->need_notes);
+    const uint32_t lost = ATTN_TRAIT_BATCH_INVARIANT | ATTN_TRAIT_CUT_INVARIANT;
+    verdict->traits &= ~lost;
+    if (problem->required_traits & lost)
+        attn_util_refuse_excess(verdict, ATTN_REASON_DETERMINISM, ATTN_FIELD_REQUIRED_TRAITS,
+                                ATTN_TRAIT_DETERMINISTIC, problem->required_traits);
 }

@@ -304,7 +304,7 @@ LOOP_OF(hidden, paths_are_not_passed_on, 0, num_composites)
 {
     composites[_i].start();
     ready();
-    ck_assert_ptr_null(OPS->get_extension(instance, ATTN_EXTENSION_PATHS));
+    ck_assert_ptr_null(OPS->get_extension(instance, ATTN_EXTENSION_CODE_PATHS));
     finish();
 }
 

@@ -102,7 +102,7 @@ LOOP_OF(sizes, verdict_of_another_size, 0, 4)
                                      offsetof(attn_verdict, device_bytes), sizeof(attn_verdict),
                                      sizeof given};
     start();
-    PRE->verdict.notes = DEC->verdict.notes = ATTN_NOTE_DETERMINISTIC;
+    PRE->verdict.traits = DEC->verdict.traits = ATTN_TRAIT_DETERMINISTIC;
     PRE->verdict.device_bytes = 5;
     uint32_t last = sizes[_i] < sizeof given.verdict ? sizes[_i] : (uint32_t)sizeof given.verdict;
     memset(&given, 0xEE, sizeof given);

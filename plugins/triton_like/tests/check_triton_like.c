@@ -30,7 +30,7 @@ TEST_OF(any_machine, query_accepts_and_refuses)
                      ATTN_OK);
     ck_assert_uint_eq(verdict.graph_level, ATTN_GRAPH_ALWAYS);
     ck_assert_uint_eq(verdict.reads_new_kv_unquantised, 0);
-    ck_assert(verdict.notes & ATTN_NOTE_RUNTIME_COMPILATION);
+    ck_assert(verdict.traits & ATTN_TRAIT_RUNTIME_COMPILATION);
     ck_assert_uint_gt(verdict.device_bytes, 8 * 32 * 128 * 4);
     ck_assert_uint_eq(verdict.graph_seq_len_fill, 0);
 

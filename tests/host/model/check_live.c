@@ -45,8 +45,7 @@ static void read_text(const char *path, char text[MAX_TEXT])
     fclose(file);
 }
 
-/* ---- The lines of live.py ----------------------------------------------------------------------
- */
+/* ---- The lines of live.py -------------------------------------------------------------------- */
 
 static void append_linear(strbuf *text, const struct model *model, const attn_layer_group *group)
 {
@@ -164,8 +163,7 @@ TEST_OF(live, layers_are_the_models_own)
     strbuf_finish(&problems);
 }
 
-/* ---- Whether each architecture has a model -----------------------------------------------------
- */
+/* ---- Whether each architecture has a model --------------------------------------------------- */
 
 /* The row of the table that reads a model's file, or NULL. */
 static const struct hf_architecture *reader_of(const char *place, const char *file)
@@ -214,8 +212,7 @@ TEST_OF(live, each_architecture_has_a_model)
     }
 }
 
-/* ---- The table of docs/MODELS.md ---------------------------------------------------------------
- */
+/* ---- The table of docs/MODELS.md ------------------------------------------------------------- */
 
 static bool is_known(const char *name, size_t length)
 {

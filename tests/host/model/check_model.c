@@ -496,8 +496,7 @@ TEST_OF(refused, unknown_architectures)
                "hidden_size", "got 2048: accepted a multiple of the 28 heads", NULL);
 }
 
-/* ---- Classes that are read by their family, their text model or their keys --------------------
- */
+/* ---- Classes that are read by their family, their text model or their keys ------------------- */
 
 #define SHAPE                                                                                      \
     "\"hidden_size\": 64, \"num_hidden_layers\": 4, \"num_attention_heads\": 8, "                  \

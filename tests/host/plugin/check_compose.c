@@ -160,10 +160,10 @@ TEST_OF(compose, tree_is_told)
     }
     ck_assert_ptr_nonnull(strstr(info.plugin_file, "/fixture_good.so"));
     ck_assert_int_eq(attnhost_backend_node(backend, 4, &info, NULL), ATTN_INVALID_ARGUMENT);
-    attnhost_path_info path = {.struct_size = sizeof path};
+    attnhost_code_path_info path = {.struct_size = sizeof path};
     ck_assert_uint_eq(info.num_paths, 0);
-    ck_assert_int_eq(attnhost_backend_path(backend, 3, 0, &path, NULL), ATTN_INVALID_ARGUMENT);
-    ck_assert_int_eq(attnhost_backend_path(backend, 4, 0, &path, NULL), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(attnhost_backend_code_path(backend, 3, 0, &path, NULL), ATTN_INVALID_ARGUMENT);
+    ck_assert_int_eq(attnhost_backend_code_path(backend, 4, 0, &path, NULL), ATTN_INVALID_ARGUMENT);
     ck_assert_uint_eq(attnhost_backend_host_arrays(backend),
                       ATTN_HOST_SEQ_LENS | ATTN_HOST_Q_INDPTR); /* fixture_two's */
     ck_assert_uint_eq(attnhost_backend_index_forms(backend), ATTN_INDEX_BLOCK_TABLE);

@@ -487,7 +487,7 @@ static void assert_part(const char *text, const char *part, bool there)
                   there ? " not" : "", text);
 }
 
-/* A phase each for triton_like, as its notes differ; one for fa3_like. */
+/* A phase each for triton_like, as its traits differ; one for fa3_like. */
 TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
 {
     struct scene scene;
@@ -499,7 +499,7 @@ TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
     assert_part(text, "triton_like: can serve, launches may take all 132 multiprocessors\n", true);
     assert_part(text, "layers 0-1 prefill, decode: fa3_like (auto: rule ", true);
     assert_part(text, "), launches keep to 20 multiprocessors\n", true);
-    assert_part(text, "\"notes\":[\"sm_budget\"]", true);
+    assert_part(text, "\"traits\":[\"sm_budget\"]", true);
     free(text);
     scene_end(&scene);
 }

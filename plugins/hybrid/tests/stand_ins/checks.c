@@ -142,7 +142,7 @@ static void judge_yes(struct stand_scene *scene, int32_t group)
         return;
     }
     judge_number(scene, "graph_level", verdict.graph_level, merged.graph_level);
-    judge_number(scene, "notes", verdict.notes, merged.notes);
+    judge_number(scene, "traits", verdict.traits, merged.traits);
     judge_number(scene, "reads_new_kv_unquantised", verdict.reads_new_kv_unquantised,
                  merged.reads_new_kv_unquantised);
     judge_number(scene, "graph_seq_len_fill", (uint64_t)verdict.graph_seq_len_fill,
@@ -269,9 +269,9 @@ static void judge_instance(struct life *life)
                      forms);
     const void *extension = ops_of(life)->get_extension(life->instance, STAND_EXTENSION);
     const void *accepted = extension_of(&scene->nodes[0], &differ);
-    if (ops_of(life)->get_extension(life->instance, ATTN_EXTENSION_PATHS))
+    if (ops_of(life)->get_extension(life->instance, ATTN_EXTENSION_CODE_PATHS))
         stand_object(scene, "get_extension passes on %s, which goes by a child's own metadata",
-                     ATTN_EXTENSION_PATHS);
+                     ATTN_EXTENSION_CODE_PATHS);
     if (extension != accepted)
         stand_object(scene, "get_extension gives %s: accepted %s",
                      extension ? "what one child has" : "nothing",

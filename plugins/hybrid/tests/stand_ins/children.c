@@ -132,7 +132,7 @@ static attn_status answer(struct stand_leaf *leaf, const attn_problem *problem,
     verdict->supported = 1;
     verdict->num_reasons = 0;
     verdict->graph_level = leaf->graph_level;
-    verdict->notes = leaf->notes;
+    verdict->traits = leaf->traits;
     /* Of modes that it is not asked about, too. */
     verdict->reads_new_kv_unquantised =
         leaf->reads & (problem->bounds->modes | ~ATTN_MODE_BIT(ATTN_MODE_IDLE));
@@ -286,7 +286,7 @@ static uint32_t index_forms(attn_instance *instance)
 
 static const void *get_extension(attn_instance *instance, const char *id)
 {
-    bool has = strcmp(id, STAND_EXTENSION) == 0 || strcmp(id, ATTN_EXTENSION_PATHS) == 0;
+    bool has = strcmp(id, STAND_EXTENSION) == 0 || strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0;
     return has ? instance->leaf->extension : NULL;
 }
 
@@ -801,8 +801,8 @@ void stand_draw_leaf(struct stand_scene *scene, struct stand_leaf *leaf)
     struct draw *draw = &scene->draw;
     leaf->forms = 1 + (uint32_t)draw_below(draw, 7);
     leaf->graph_level = draw_coin(draw) ? ATTN_GRAPH_ALWAYS : (uint32_t)draw_below(draw, 4);
-    leaf->notes =
-        draw_coin(draw) ? ATTN_NOTE_PROMISES : (uint32_t)draw_below(draw, ATTN_NOTE_ALL + 1);
+    leaf->traits =
+        draw_coin(draw) ? ATTN_TRAIT_PROMISES : (uint32_t)draw_below(draw, ATTN_TRAIT_ALL + 1);
     leaf->fill = draw_coin(draw);
     leaf->host_arrays = draw_coin(draw) ? 0 : (uint32_t)draw_below(draw, ATTN_HOST_ALL + 1);
     leaf->cost = 0.25 * draw_below(draw, 9);

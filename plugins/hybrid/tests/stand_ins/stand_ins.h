@@ -165,7 +165,7 @@ struct stand_leaf {
 
     /* What it answers. */
     uint32_t forms;
-    uint32_t graph_level, notes, reads;
+    uint32_t graph_level, traits, reads;
     int32_t fill;
     uint32_t host_arrays;
     double cost;

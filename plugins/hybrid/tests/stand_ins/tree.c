@@ -330,14 +330,14 @@ static bool picks_by_batch(const struct stand_node *node, const struct stand_sha
 static void merge_child(const struct stand_node *node, int32_t c, const struct stand_share *part,
                         attn_verdict *verdict)
 {
-    const uint32_t kept = ATTN_NOTE_PROMISES;
-    attn_verdict child = {.graph_level = ATTN_GRAPH_ALWAYS, .notes = kept};
+    const uint32_t kept = ATTN_TRAIT_PROMISES;
+    attn_verdict child = {.graph_level = ATTN_GRAPH_ALWAYS, .traits = kept};
     if (node->child[c] < 0) {
         stand_merge(&node->scene->nodes[-1 - node->child[c]], part, &child);
     } else {
         const struct stand_leaf *leaf = &node->scene->leaves[node->child[c]];
         child = (attn_verdict){.graph_level = leaf->graph_level,
-                               .notes = leaf->notes,
+                               .traits = leaf->traits,
                                .reads_new_kv_unquantised = leaf->reads & part->modes,
                                .graph_seq_len_fill = leaf->fill,
                                .host_arrays = leaf->host_arrays,
@@ -348,8 +348,8 @@ static void merge_child(const struct stand_node *node, int32_t c, const struct s
     }
     if (child.graph_level < verdict->graph_level)
         verdict->graph_level = child.graph_level;
-    verdict->notes =
-        (verdict->notes & child.notes & kept) | ((verdict->notes | child.notes) & ~kept);
+    verdict->traits =
+        (verdict->traits & child.traits & kept) | ((verdict->traits | child.traits) & ~kept);
     verdict->reads_new_kv_unquantised |= child.reads_new_kv_unquantised;
     if (child.graph_seq_len_fill > verdict->graph_seq_len_fill)
         verdict->graph_seq_len_fill = child.graph_seq_len_fill;
@@ -364,7 +364,7 @@ static void merge_child(const struct stand_node *node, int32_t c, const struct s
 void stand_merge(const struct stand_node *node, const struct stand_share *share,
                  attn_verdict *verdict)
 {
-    *verdict = (attn_verdict){.graph_level = ATTN_GRAPH_ALWAYS, .notes = ATTN_NOTE_PROMISES};
+    *verdict = (attn_verdict){.graph_level = ATTN_GRAPH_ALWAYS, .traits = ATTN_TRAIT_PROMISES};
     for (int32_t c = 0; c < node->num_children; c++) {
         struct stand_share part = stand_narrow(node, c, share);
         if (part.layers)
@@ -380,7 +380,7 @@ void stand_merge(const struct stand_node *node, const struct stand_share *share,
     }
     verdict->reads_new_kv_unquantised &= share->modes;
     if (picks_by_batch(node, share))
-        verdict->notes &= ~(uint32_t)(ATTN_NOTE_BATCH_INVARIANT | ATTN_NOTE_CUT_INVARIANT);
+        verdict->traits &= ~(uint32_t)(ATTN_TRAIT_BATCH_INVARIANT | ATTN_TRAIT_CUT_INVARIANT);
 }
 
 static bool find_path(const struct stand_node *node, int32_t leaf, const char *between,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * paths.c: by which path the rows of a batch go, as far as its numbers and host arrays tell: what
- * the planner finds on the device alone is a path of its own. Counted when a batch is planned, as
- * host arrays are gone afterwards.
+ * code_paths.c: counts the rows of a batch by code path, from its numbers and host arrays. Rows whose
+ * path the planner finds on the device alone count as a path of their own. Counting is done when a
+ * batch is planned, as host arrays are gone afterwards.
  */
 #include "plugins/flashinfer_like/flashinfer_like.h"
 
@@ -109,14 +109,14 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
     return status;
 }
 
-static const attn_path paths[FI_NUM_PATHS] = {FI_PATHS};
-static const attn_paths extension = {.struct_size = sizeof extension,
-                                     .num_paths = FI_NUM_PATHS,
-                                     .paths = paths,
-                                     .rows = rows_by_path};
+static const attn_code_path paths[FI_NUM_PATHS] = {FI_PATHS};
+static const attn_code_paths extension = {.struct_size = sizeof extension,
+                                          .num_paths = FI_NUM_PATHS,
+                                          .paths = paths,
+                                          .rows = rows_by_path};
 
 const void *fi_get_extension(attn_instance *instance, const char *id)
 {
     (void)instance;
-    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &extension : NULL;
+    return strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0 ? &extension : NULL;
 }

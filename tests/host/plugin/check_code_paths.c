@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_paths: what a backend tells of its paths is looked at, and counted by its wrapper.
+ * check_code_paths: what a backend tells of its paths is looked at, and counted by its wrapper.
  */
 #include "host/plugin/wrapper.h"
 
@@ -12,7 +12,7 @@
 /* ---- A backend of the test ------------------------------------------------------------------- */
 
 struct attn_instance {
-    const attn_paths *paths;
+    const attn_code_paths *paths;
 };
 
 /* One metadata: how its rows go is what the test says. */
@@ -34,10 +34,10 @@ static attn_status tell(const attn_metadata *metadata, int32_t layer_id, int64_t
     return metadata->status == ATTN_OK ? ATTN_OK : host_fail(error, metadata->status, "refused");
 }
 
-static const attn_path named[] = {
+static const attn_code_path named[] = {
     {.struct_size = sizeof named[0], .name = "long_way", .doc = "with all its bends"},
     {.struct_size = sizeof named[0], .name = "short_way", .doc = "straight on"}};
-static const attn_paths good = {
+static const attn_code_paths good = {
     .struct_size = sizeof good, .num_paths = 2, .paths = named, .rows = tell};
 
 static void destroy(attn_instance *given)
@@ -75,7 +75,7 @@ static attn_status forward(attn_metadata *metadata, int32_t layer_id, const attn
 
 static const void *get_extension(attn_instance *given, const char *id)
 {
-    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? given->paths : NULL;
+    return strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0 ? given->paths : NULL;
 }
 
 static const attn_backend_ops ops = {.struct_size = sizeof ops,
@@ -91,9 +91,9 @@ static const struct guard_party party = {"/p/ways.so", "ways"};
 /* It, wrapped, with metadata. */
 static attn_child child;
 static attn_metadata *metadata;
-static struct path_rows rows;
+static struct code_path_rows rows;
 
-static void begin(const attn_paths *paths, struct path_rows *counted)
+static void begin(const attn_code_paths *paths, struct code_path_rows *counted)
 {
     instance.paths = paths;
     memset(&planned, 0, sizeof planned);
@@ -187,7 +187,8 @@ TEST_OF(all, the_wrapper_tells)
 {
     int64_t answer[2];
     begin(&good, &rows);
-    const attn_paths *paths = child.type->ops->get_extension(child.instance, ATTN_EXTENSION_PATHS);
+    const attn_code_paths *paths =
+        child.type->ops->get_extension(child.instance, ATTN_EXTENSION_CODE_PATHS);
     run_batch(10, 7, 3);
     ck_assert_uint_eq(paths->num_paths, 2);
     ck_assert_ptr_eq(paths->paths, named);
@@ -196,7 +197,7 @@ TEST_OF(all, the_wrapper_tells)
     ck_assert_int_eq(planned.layer, 4);
     end();
     begin(&good, NULL);
-    ck_assert_ptr_null(child.type->ops->get_extension(child.instance, ATTN_EXTENSION_PATHS));
+    ck_assert_ptr_null(child.type->ops->get_extension(child.instance, ATTN_EXTENSION_CODE_PATHS));
     run_batch(10, 7, 3);
     run_layer(0, 0);
     end();
@@ -212,17 +213,18 @@ TEST_OF(all, the_wrapper_tells)
 
 TEST_OF(all, tables_are_looked_at)
 {
-    const attn_path twice[] = {named[0], named[0]};
-    static const attn_path short_path[] = {{.struct_size = 16, .name = "a", .doc = "b"}};
-    static const attn_path no_name[] = {{.struct_size = sizeof named[0], .doc = "b"}};
-    static const attn_path no_doc[] = {{.struct_size = sizeof named[0], .name = "a"}};
-    static const attn_path bad_name[] = {
+    const attn_code_path twice[] = {named[0], named[0]};
+    static const attn_code_path short_path[] = {{.struct_size = 16, .name = "a", .doc = "b"}};
+    static const attn_code_path no_name[] = {{.struct_size = sizeof named[0], .doc = "b"}};
+    static const attn_code_path no_doc[] = {{.struct_size = sizeof named[0], .name = "a"}};
+    static const attn_code_path bad_name[] = {
         {.struct_size = sizeof named[0], .name = "a/b", .doc = "b"}};
-    static const attn_path lines[] = {{.struct_size = sizeof named[0], .name = "a", .doc = "b\n"}};
-    static const attn_path reserved[] = {
+    static const attn_code_path lines[] = {
+        {.struct_size = sizeof named[0], .name = "a", .doc = "b\n"}};
+    static const attn_code_path reserved[] = {
         {.struct_size = sizeof named[0], .reserved = 1, .name = "a", .doc = "b"}};
     const struct {
-        attn_paths table;
+        attn_code_paths table;
         const char *message;
     } cases[] = {
         {{16, 1, named, tell}, "struct_size 16: accepted 24 and more"},
@@ -239,10 +241,10 @@ TEST_OF(all, tables_are_looked_at)
         {{sizeof good, 1, reserved, tell}, "path 0: reserved is 1: accepted 0"},
     };
     host_error error;
-    ck_assert_int_eq(paths_check(&good, NULL), ATTN_OK);
+    ck_assert_int_eq(code_paths_check(&good, NULL), ATTN_OK);
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         host_error_init(&error);
-        ck_assert_int_eq(paths_check(&cases[c].table, &error.base), ATTN_INTERNAL);
+        ck_assert_int_eq(code_paths_check(&cases[c].table, &error.base), ATTN_INTERNAL);
         ck_assert_str_eq(host_error_text(&error), cases[c].message);
         begin(&cases[c].table, &rows);
         ck_assert_ptr_null(rows.paths);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * paths.c: by which path the rows of a batch go: the library's, or forward tiles.
+ * code_paths.c: by which path the rows of a batch go: the library's, or forward tiles.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -64,7 +64,7 @@ static attn_status rows_by_path(const attn_metadata *metadata, int32_t layer_id,
     return ATTN_OK;
 }
 
-static const attn_path paths[FA3_NUM_PATHS] = {
+static const attn_code_path paths[FA3_NUM_PATHS] = {
     FI_PATHS,
     FI_PATH("tiles_ragged",
             "forward tiles of a batch whose keys are all new and are read from the arguments"),
@@ -77,13 +77,13 @@ static const attn_path paths[FA3_NUM_PATHS] = {
         "tiles_if_saved",
         "forward tiles over pages in calls that save their new keys; in other calls prefill tiles"),
 };
-static const attn_paths extension = {.struct_size = sizeof extension,
-                                     .num_paths = FA3_NUM_PATHS,
-                                     .paths = paths,
-                                     .rows = rows_by_path};
+static const attn_code_paths extension = {.struct_size = sizeof extension,
+                                          .num_paths = FA3_NUM_PATHS,
+                                          .paths = paths,
+                                          .rows = rows_by_path};
 
 const void *fa3_get_extension(attn_instance *instance, const char *id)
 {
     (void)instance;
-    return strcmp(id, ATTN_EXTENSION_PATHS) == 0 ? &extension : NULL;
+    return strcmp(id, ATTN_EXTENSION_CODE_PATHS) == 0 ? &extension : NULL;
 }
