@@ -26,6 +26,7 @@
 #include "attn_problem.h"
 #include "attn_batch.h"
 #include "attn_services.h"
+#include "attn_ext_private_operands.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -106,7 +107,8 @@ typedef struct attn_backend_ops {
                            attn_error *error);
 
     /* The forms of KV indices that the instance reads: a mask of ATTN_INDEX_*, constant for the
-     * instance. A composite returns the union of its children's. [instance-thread] */
+     * instance. It applies to every KV group, as an engine keeps all its slots in one form. A
+     * composite returns the union of its children's. [instance-thread] */
     uint32_t (*index_forms)(attn_instance *instance);
 
     /* Memory that metadata of this kind needs for batches within `bounds`. The answer depends on
@@ -151,31 +153,6 @@ typedef struct attn_backend_ops {
      * ATTN_EXTENSION_CODE_PATHS, whose functions receive metadata. (optional) [any-thread] */
     const void *(*get_extension)(attn_instance *instance, const char *id);
 } attn_backend_ops;
-
-/* ---- Private operands ------------------------------------------------------------------------ */
-
-/* Extents of a private operand that follow from the layer or the call. */
-enum attn_extent {
-    ATTN_EXTENT_ANY = 0,       /* defined by the vendor */
-    ATTN_EXTENT_TOKENS = -1,   /* rows of OUT */
-    ATTN_EXTENT_Q_HEADS = -2,  /* num_q_heads */
-    ATTN_EXTENT_KV_HEADS = -3, /* num_kv_heads */
-    ATTN_EXTENT_KEYS = -4,     /* at least the keys of the batch's longest sequence */
-    ATTN_EXTENT_LAST = -4
-};
-
-/* An operand without a role, known only to one vendor's backends: an additive bias, or parameters
- * of a variant compiled for one model. Problems name it among their features; calls pass it in
- * attn_forward_args.named. Static storage. */
-typedef struct attn_private_operand {
-    uint32_t struct_size;
-    attn_dtype dtype;  /* ATTN_DTYPE_NONE = the problem's q_dtype */
-    uint32_t ndim;     /* 1..ATTN_MAX_DIMS */
-    uint32_t reserved; /* 0 */
-    const char *name;  /* "vendor.name", each [a-z][a-z0-9_]*, not attn; at most 63 bytes */
-    const char *doc;   /* one line, never NULL */
-    int64_t shape[ATTN_MAX_DIMS]; /* each > 0, or ATTN_EXTENT_* */
-} attn_private_operand;
 
 /* ---- Type ------------------------------------------------------------------------------------ */
 

@@ -19,6 +19,7 @@
 
 #include "attn_types.h"
 #include "attn_problem.h"
+#include "attn_ext_private_operands.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -65,13 +66,14 @@ enum attn_index_form {
  * is absent, the new rows are the query's rows (q_indptr; row s in DECODE). */
 typedef struct attn_kv_batch {
     uint32_t struct_size;
-    uint32_t index_forms;         /* ATTN_INDEX_* that are filled in: all that the instance reads */
-    int32_t page_size;            /* tokens, >= 1 */
-    int32_t req_to_token_stride;  /* elements between two rows */
-    int32_t block_table_stride;   /* elements between two rows */
-    int32_t reserved;             /* 0 */
-    attn_i32_array kv_lens;       /* [S] keys of each sequence, the new ones included; absent = */
-                                  /* batch.seq_lens */
+    uint32_t index_forms;        /* ATTN_INDEX_* that are filled in: all that the instance reads, */
+                                 /* and any others */
+    int32_t page_size;           /* tokens, >= 1 */
+    int32_t req_to_token_stride; /* elements between two rows */
+    int32_t block_table_stride;  /* elements between two rows */
+    int32_t reserved;            /* 0 */
+    attn_i32_array kv_lens;      /* [S] keys of each sequence, the new ones included; absent = */
+                                 /* batch.seq_lens */
     attn_i64_array out_cache_loc; /* [rows of k] slot of a new key; -1 = not written */
     attn_i32_array kv_new_indptr; /* [S + 1] */
     attn_i32_array req_to_token; /* [requests, stride] slot of position j of request r; row index */
@@ -176,10 +178,10 @@ typedef struct attn_sparse_batch {
  * accepted, counts are within the bounds, structs have their full size. In `host` arrays it also
  * checks that
  *
- *   - an indptr is not negative, does not fall, and covers no more rows than there are
+ *   - no indptr is negative, decreases, or exceeds the number of rows
  *   - no sequence has more than max_q_len rows of q, or more than max_kv_len keys
  *   - sequences of a MIXED batch that decode have decode_q_len rows of q
- *   - seq_lens[s] is prefix_lens[s] and the rows of q (X)
+ *   - seq_lens[s] is prefix_lens[s] plus the sequence's rows of q (X)
  *   - positions are not negative
  *   - no slot of a state group is written twice, or written for one sequence and read for another
  *
@@ -326,19 +328,11 @@ enum attn_role {
 typedef struct attn_scale {
     uint32_t struct_size;
     uint32_t granularity; /* ATTN_SCALE_* */
-    uint32_t count;       /* values, as many as the granularity says; the last index is a KV head */
+    uint32_t count;       /* values, as the granularity requires; the last index is a KV head */
     uint32_t reserved;    /* 0 */
     const float *host;    /* NULL only if `device` is set and no host copy exists */
     const float *device;  /* NULL = use `host`, whose values are baked into a capture */
 } attn_scale;
-
-/* A private operand of a call (attn_private_operand). */
-typedef struct attn_named_operand {
-    uint32_t struct_size;
-    uint32_t reserved; /* 0 */
-    const char *name;  /* "vendor.name" */
-    const attn_tensor *tensor;
-} attn_named_operand;
 
 /* attn_forward_args.flags */
 enum attn_forward_flag {

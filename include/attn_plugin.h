@@ -27,10 +27,11 @@
 #include "attn_batch.h"
 #include "attn_services.h"
 #include "attn_backend.h"
+#include "attn_ext_code_paths.h"
 #include "attn_ext_explain.h"
 #include "attn_ext_judge.h"
 #include "attn_ext_layouts.h"
-#include "attn_ext_code_paths.h"
+#include "attn_ext_private_operands.h"
 
 #ifdef __cplusplus
 extern "C" {

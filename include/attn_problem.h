@@ -286,9 +286,10 @@ typedef struct attn_layer_group {
     float sm_scale;          /* factor of q.k, finite */
     float logit_cap;         /* 0 = off, else > 0 */
     uint32_t kv_scale_granularity; /* ATTN_SCALE_*; NONE iff the KV dtype needs no scale, or the */
-                                   /* layout has its own; latents, without heads: PER_TENSOR */
-    uint32_t input_scale_granularity; /* ATTN_SCALE_* of those of q and new k, v that are fp8; */
-                                      /* NONE iff none of them is (MEAN-22) */
+                                   /* layout has its own; PER_TENSOR for latents, as these have */
+                                   /* no heads */
+    uint32_t input_scale_granularity; /* ATTN_SCALE_* of q, new k and new v, where they are fp8; */
+                                      /* NONE iff none of them is fp8 (MEAN-22) */
     uint32_t num_layers;              /* >= 1 */
     const attn_layer *layers;         /* array; walk with attn_at() */
     const attn_mla_dims *mla;         /* NULL unless kind is MLA (or SPARSE over a latent cache) */
@@ -378,9 +379,8 @@ enum attn_uses {
 
 /* The two forms of latent attention. */
 enum attn_mla_form {
-    ATTN_MLA_ABSORBED =
-        0,                /* q_nope is multiplied by W_UK; keys = latent and rope, value = latent */
-    ATTN_MLA_EXPANDED = 1 /* K and V are expanded per head; ordinary attention */
+    ATTN_MLA_ABSORBED = 0, /* q_nope includes W_UK; keys are latent and rope, values the latent */
+    ATTN_MLA_EXPANDED = 1  /* K and V are expanded per head; ordinary attention */
 };
 
 /* Can a forward be captured into a graph? Each level includes the ones below it. */
@@ -417,7 +417,7 @@ typedef struct attn_problem {
     const attn_layer_group *group;
     const attn_bounds *bounds;
     const char *kv_layout;    /* layout id of the KV cache; NULL if the group has none */
-    const char *state_layout; /* layout id of the state; NULL: none, or a short convolution's */
+    const char *state_layout; /* layout id of the recurrent state; NULL if the group has none */
     attn_dtype q_dtype;       /* of q; for linear layers of mixed_qkv */
     attn_dtype new_kv_dtype;  /* of new k and v (KV-16); ATTN_DTYPE_NONE = q_dtype */
     attn_dtype kv_dtype;      /* of the KV cache; = q_dtype without a cache */

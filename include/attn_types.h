@@ -5,9 +5,9 @@
  * Every other ABI header uses these types. Nothing here needs linking; both sides use the inline
  * helpers at the end.
  *
- * Rules that hold for every struct of the ABI (docs/ABI.md, group STRUCT): - the first member is
- * `struct_size`: the side that allocates the struct sets it to its own sizeof, and the other side
- * accesses no byte at or beyond it;
+ * Rules that hold for every struct of the ABI (docs/ABI.md, group STRUCT):
+ *   - the first member is `struct_size`: the side that allocates the struct sets it to its own
+ *     sizeof, and the other side accesses no byte at or beyond it;
  *   - members are only ever appended; zero in an appended member means the behaviour before it
  *     existed;
  *   - integers have a fixed width, padding is explicit, there is no bool, enum, long or bit-field;

@@ -226,12 +226,13 @@ typedef struct attnhost_model {
     uint32_t struct_size;
     uint32_t num_groups;
     const attn_layer_group *groups; /* array; kv_scale_granularity is not read (kv_cache.k_scale) */
-    const char *config;             /* `config_length` bytes */
+    const char *config;             /* text of the config.json, `config_length` bytes */
     uint64_t config_length;
     const char *name;        /* for messages; NULL = "model" */
     int32_t max_encoder_len; /* with groups: most tokens of an encoder; 0 = none */
     uint32_t uses;           /* ATTN_USES_* of batches and calls, in addition to the settings' */
-    uint32_t modes;          /* ATTN_MODE_BIT set, likewise; the prefill backend serves them */
+    uint32_t modes;          /* ATTN_MODE_BIT set, in addition to the settings'; the prefill */
+                             /* backend serves these modes */
     uint32_t reserved;       /* 0 */
 } attnhost_model;
 
@@ -341,12 +342,12 @@ struct attnhost_selection {
 };
 
 /* Choose backends for a model, as `attnhost run` does. `settings` are the ini's settings as
- * "section.key=value" (`attnhost run --print-config` lists them). Used are the sections platform
+ * "section.key=value" (`attnhost run --print-config` lists them). These have an effect: platform
  * (the device, real or simulated), attention (names; `auto` is the default), kv_cache (page_size,
- * dtype, layout; of k_scale and v_scale, which an fp8 cache needs, only the count), workload
- * (max_running_requests, chunked_prefill_size, mixed: the bounds of batches), cuda_graph (for the
- * notes), and model.dtype, model.max_context_len. Backends defined in the host can be named; define
- * routes by attnhost_configure_text() and name them "routes".
+ * dtype, layout, and the number of values of k_scale and v_scale, which an fp8 cache needs),
+ * workload (max_running_requests, chunked_prefill_size, mixed: the bounds of batches), cuda_graph
+ * (for `notes`), model.dtype and model.max_context_len. Backends defined in the host can be named;
+ * define routes by attnhost_configure_text() and name them "routes".
  *
  * Returns ATTN_OK even if no backend serves: see (*selection)->status. CONFIG_ERROR for a wrong
  * setting, an unknown backend or architecture; INVALID_ARGUMENT for malformed groups. If different
