@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_operands.c: what a layer's forward is given: rows that are made for it, its cache, its
- * scales, its state, its constants.
+ * executor_operands.c: the operands of a layer's forward: generated rows, cache, scales, state,
+ * constants.
  */
 #include "host/run/executor_private.h"
 

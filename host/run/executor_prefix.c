@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_prefix.c: what lies before the new rows of a step, for layers in the expanded form.
+ * executor_prefix.c: attention to the prefixes of a step, for layers in the expanded form.
  *
- * Their forward over the new rows sees these alone. Keys and values of the prefixes are made again,
- * as many at a time as a step has rows at most, as engines expand them from the latents; a call with
- * ATTN_MASK_NONE over such a chunk is a partial result, which is merged by its LSE. What a chunk
- * holds is listed once a step, for all layers. Each chunk is a separate batch, so metadata are
- * planned again where they were planned for another one; the report counts its rows among the
+ * Their forward over the new rows sees only the new rows. Keys and values of the prefixes are made
+ * again, as many at a time as a step has rows at most, as engines expand them from the latents; a
+ * call with ATTN_MASK_NONE over such a chunk is a partial result, which is merged by its LSE. What
+ * a chunk holds is listed once a step, for all layers. Each chunk is a separate batch, so metadata
+ * are planned again where they were planned for another one; the report counts its rows among the
  * backend's.
  */
 #include "host/run/executor_private.h"

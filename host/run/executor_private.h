@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * executor_private.h: what executor.c (a step), executor_operands.c (what its forwards are given),
- * executor_create.c (its making), executor_rows.c (its sampled rows), executor_fences.c (writes
- * outside its outputs) and graph_runner.c (captured steps) share.
+ * executor_private.h: shared by executor.c (a step), executor_operands.c (operands of its
+ * forwards), executor_create.c (creation), executor_rows.c (sampled rows), executor_fences.c
+ * (writes outside the outputs) and graph_runner.c (captured steps).
  *
  * Memory of a step: the rows of one layer's operands, for the widest layer and the largest step;
  * they are made again for each layer, so memory never holds more than one layer's vectors. Steps in

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * requests.h: the requests of a configuration: the trace that it names, scaled, as its model takes
- * them, and the pools that they need, as far as the configuration has their sizes. What is refused
- * here depends on trace and configuration alone, so `run` and `explain` say the same.
+ * requests.h: the requests of a configuration: its trace, scaled to the model's limits, and the
+ * sizes of the pools that they need. Refusals depend on the trace and the configuration alone, so
+ * `run` and `explain` give the same ones.
  */
 #ifndef HOST_RUN_REQUESTS_H
 #define HOST_RUN_REQUESTS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * row_check.h: which output rows of a run are looked at, and what becomes of them: the oracle's
- * verdict, the digest, the counts.
+ * row_check.h: which output rows of a run are sampled, and how each is judged; the sampled rows
+ * enter the digest and the counts.
  *
  * A run has one; it outlives the executors, of which a run has several if its device is lost. The
  * order for a step: row_check_list() before it runs, row_check_layer() for each layer when the

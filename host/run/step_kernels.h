@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_kernels.h: what the host itself computes on a device in a step, besides the backends'
- * forwards: vectors, req_to_token, index forms, and what becomes of the outputs.
+ * step_kernels.h: the host's own computations on a device in a step, in addition to the backends'
+ * forwards: vectors, req_to_token, index forms, checks and samples of the outputs.
  *
  * On the CPU these are loops that are done when the call returns; on CUDA they are kernels
  * (kernels/step_kernels.cu) that the call enqueues, one at most, which may be captured into a

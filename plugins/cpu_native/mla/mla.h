@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mla.h: what latent attention does otherwise than softmax attention, by the file that asks for it.
+ * mla.h: where latent attention differs from softmax attention, by the file that calls it.
  *
  *   group.c     a problem is a group for each form         called by instance.c and memory.c
- *   query.c     what it can do                              query.c
+ *   query.c     capabilities                                query.c
  *   plan.c      rows are shared out before splits are       plan.c
  *   operands.c  c_kv, k_pe, q_pe, one cache                 operands.c
  *   save.c      a latent as the cache holds it              save.c

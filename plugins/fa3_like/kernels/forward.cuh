@@ -82,7 +82,7 @@ DEVICE void produce_work(const struct fa3_forward_params &p, struct control *con
 }
 
 /* The other warps: their share of the keys or of the values. */
-template <typename T, int dim, int behind>
+template <typename T, int dim, int lag>
 DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                     struct control *control, unsigned to)
 {
@@ -96,12 +96,12 @@ DEVICE void produce(const struct fa3_forward_params &p, const struct fa3_tensor_
         if (w.queries == 0)
             return;
         if (!w.is_new)
-            load_tiles<T, panels, behind>(p, map, step, w, to, control, &stage);
+            load_tiles<T, panels, lag>(p, map, step, w, to, control, &stage);
         else if (threadIdx.x < 64)
-            load_new<T, panels, behind>(p, p.v_new, w, to, control, &stage);
+            load_new<T, panels, lag>(p, p.v_new, w, to, control, &stage);
         else
-            save_new<T, dim, behind>(p, w, behind ? p.v_save : p.k_save,
-                                     behind ? p.v_pages : p.k_pages, to, control, &stage);
+            save_new<T, dim, lag>(p, w, lag ? p.v_save : p.k_save, lag ? p.v_pages : p.k_pages, to,
+                                  control, &stage);
     }
 }
 
@@ -130,8 +130,8 @@ template <typename T> DEVICE void stage_done(struct control *control, ring<T::st
     stage->advance();
 }
 
-/* Turns at the tensor cores. All warpgroups take as many of a piece of work, one a stage, be there
- * anything to multiply or not. */
+/* Turns at the tensor cores. Every warpgroup takes one turn per stage of a piece of work, even with
+ * nothing to multiply. */
 DEVICE void turn_take(int group)
 {
     named_sync(BARRIER_TURN + group, 2 * GROUP_THREADS);

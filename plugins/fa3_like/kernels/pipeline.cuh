@@ -171,8 +171,8 @@ DEVICE void piece_advance(const struct fa3_forward_params &p, const struct tile_
 }
 
 /* Two warps: what they have to bring to the stages of a piece of work, into the ring at `to`.
- * behind: 0 for keys; 1 for values, which come one stage after the keys of their tile. */
-template <typename T, int panels, int behind>
+ * lag: 0 for keys; 1 for values, which come one stage after the keys of their tile. */
+template <typename T, int panels, int lag>
 DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                        const struct tile_step &step, const struct work &w, unsigned to,
                        struct control *control, ring<T::stages> *stage)
@@ -184,14 +184,14 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
         return;
     pdl_wait();
     if (p.has_new) /* the warp that saved goes on where the one that loaded is */
-        named_sync(BARRIER_LOAD + behind, 2 * 32);
+        named_sync(BARRIER_LOAD + lag, 2 * 32);
     struct piece it =
         piece_of<T, panels>(p, w, w.k_end - 1, threadIdx.x % 32 * 2 + threadIdx.x / 64);
     int boxes = last_boxes<T>(p, w);
     to += (it.panel * T::keys + it.box * p.box_rows) * ROW_BYTES;
 #pragma unroll 1
     for (int turn = 0; turn <= count; turn++) {
-        const bool none = turn == (behind ? 0 : count);
+        const bool none = turn == (lag ? 0 : count);
         const int wanted = none ? 0 : boxes;
         const unsigned full = shared_address(control->full + stage->slot);
         int outer = it.outer;
@@ -283,18 +283,18 @@ DEVICE struct save_piece find_piece(const struct fa3_forward_params &p, const st
 
 /* The same of a sequence whose keys are all new, by one warp: a box of the call's rows for each 64
  * columns. Another warp saves them. */
-template <typename T, int panels, int behind>
+template <typename T, int panels, int lag>
 DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                      const struct work &w, unsigned to, struct control *control,
                      ring<T::stages> *stage)
 {
     const int count = w.k_end - w.k_start, head = w.head / p.heads_per_kv, panel = threadIdx.x % 32;
-    int key = w.q_start + (w.k_end - 1 + behind) * T::keys;
+    int key = w.q_start + (w.k_end - 1 + lag) * T::keys;
     const bool alone = save_box<T>(p, w) == 0; /* the warp that saves passes the stages by */
     to += panel * T::keys * ROW_BYTES;
 #pragma unroll 1
     for (int turn = 0; turn <= count && count > 0; turn++, key -= T::keys) {
-        const bool none = turn == (behind ? 0 : count);
+        const bool none = turn == (lag ? 0 : count);
         const unsigned full = shared_address(control->full + stage->slot);
         const unsigned empty = shared_address(control->empty + stage->slot);
         barrier_wait(empty, stage->phase ^ 1);
@@ -314,7 +314,7 @@ DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor
 }
 
 /* A warp saves boxes of these rows from their stages. */
-template <typename T, int panels, int behind>
+template <typename T, int panels, int lag>
 DEVICE void save_boxes(const struct fa3_forward_params &p, const struct fa3_tensor_map &pages,
                        const struct work &w, unsigned to, struct control *control,
                        ring<T::stages> *stage)
@@ -324,7 +324,7 @@ DEVICE void save_boxes(const struct fa3_forward_params &p, const struct fa3_tens
 #pragma unroll 1
     for (int turn = 0; turn <= count; turn++) {
         barrier_wait(shared_address(control->full + stage->slot), stage->phase);
-        if (turn == mine.turn + behind) {
+        if (turn == mine.turn + lag) {
             const unsigned page = (unsigned)mine.slot / p.k_save.page_size;
             tensor_store(&pages, to + stage->slot * panels * T::keys * ROW_BYTES + mine.from,
                          lane % panels * PANEL, mine.slot - page * p.k_save.page_size,
@@ -392,7 +392,7 @@ DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int b
 }
 
 /* A warp saves this tile's share of them: rows of its queries, from the stages or past them. */
-template <typename T, int dim, int behind>
+template <typename T, int dim, int lag>
 DEVICE void save_new(const struct fa3_forward_params &p, const struct work &w,
                      const struct fa3_save &save, const struct fa3_tensor_map &pages, unsigned to,
                      struct control *control, ring<T::stages> *stage)
@@ -402,7 +402,7 @@ DEVICE void save_new(const struct fa3_forward_params &p, const struct work &w,
     if (w.k_end > w.k_start && save_box<T>(p, w) == 0)
         pass_stages<T>(stage, w.k_end - w.k_start + 1);
     else if (w.k_end > w.k_start)
-        save_boxes<T, (dim + PANEL - 1) / PANEL, behind>(p, pages, w, to, control, stage);
+        save_boxes<T, (dim + PANEL - 1) / PANEL, lag>(p, pages, w, to, control, stage);
     if (!p.slots)
         return;
     find_saved<T>(p, w, &first, &end);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * autotune: of several candidates the fastest one for each class of batches (autotune.h). What is
- * made of the choice is pick.h.
+ * autotune.c: picks the fastest of several candidates for each class of batches (autotune.h);
+ * pick.h runs the batches.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dladdr */

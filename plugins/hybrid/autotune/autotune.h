@@ -3,17 +3,17 @@
  * autotune.h: what the files of autotune share.
  *
  *   autotune.c options, rules, query, create, prepare; the type
- *   measure.c  who is right and who is fastest, class by class
- *   judge.c    which rows the host's judge looks at
- *   samples.c  what samples say
+ *   measure.c  correctness and speed of the candidates, class by class
+ *   judge.c    the rows that the host's judge checks
+ *   samples.c  statistics of samples
  *   case.c     a batch of random numbers for a class, run through one candidate
- *   tell.c     what came out, for people
+ *   tell.c     the results, as text for people
  *   store.c    the file of decisions
  *
  * A class is a layer group, a phase (prefill, decode), a range of sequences and a range of keys.
- * Its candidate is chosen in prepare(), on made-up batches, so that forward stays what it is
- * without autotune: it measures nothing and changes its mind never. Before prepare(), and for what
- * is not measured, the first candidate serves that was not found wrong.
+ * Its candidate is chosen in prepare(), on made-up batches, so forwards measure nothing and always
+ * use the same candidate. Before prepare(), and for classes that are not measured, the first
+ * candidate that was not found wrong serves.
  */
 #ifndef HYBRID_AUTOTUNE_H
 #define HYBRID_AUTOTUNE_H

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * measure.c: who is right, and then who is fastest.
+ * measure.c: drops wrong candidates, then finds the fastest.
  *
  * In each class each candidate computes the batch once; one that fails, or whose output the host's
- * judge finds wrong (judge.c), is dropped for good and for all classes. Those that are left take
- * turns, and one takes the place of the one before it if its median and its best sample are lower
- * by the margin and most of its samples are lower than those of the same round: noise that hits
- * both, or one of them now and then, decides nothing, and neither does what hits one of them nearly
- * always, for it only ever adds.
+ * judge finds wrong (judge.c), is dropped for all classes. The others are timed in turn. A
+ * candidate replaces the best one so far if its median and its best sample are lower by the margin,
+ * and most of its samples are lower than those of the same round. So noise that hits both
+ * candidates, or one of them now and then, decides nothing; noise only ever adds time, so even
+ * noise that hits one of them nearly always does not.
  */
 #include "autotune.h"
 
