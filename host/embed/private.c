@@ -7,7 +7,7 @@
 
 #include "host/base/dtype.h"
 #include "host/base/error.h"
-#include "host/plugin/operands.h"
+#include "host/plugin/private_operands.h"
 
 #include <stdlib.h>
 #include <string.h>

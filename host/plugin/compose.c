@@ -5,7 +5,7 @@
 #include "host/plugin/compose.h"
 
 #include "host/plugin/answer.h"
-#include "host/plugin/operands.h"
+#include "host/plugin/private_operands.h"
 #include "host/plugin/wrapper.h"
 
 #include <stdbool.h>

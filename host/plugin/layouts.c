@@ -4,7 +4,7 @@
  */
 #include "host/plugin/layouts.h"
 
-#include "host/plugin/operands.h"
+#include "host/plugin/private_operands.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 #include "host/plugin/answer.h"
 #include "host/plugin/guard.h"
 #include "host/plugin/layouts.h"
-#include "host/plugin/operands.h"
+#include "host/plugin/private_operands.h"
 #include "host/plugin/options.h"
 #include "host/base/text.h"
 

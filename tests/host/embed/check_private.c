@@ -6,7 +6,7 @@
 #include "tests/host/embed/batch_fixture.h"
 
 #include "host/plugin/layouts.h"
-#include "host/plugin/operands.h"
+#include "host/plugin/private_operands.h"
 
 #include <math.h>
 

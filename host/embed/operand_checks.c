@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: the host's checks before a layer's forward: structs are filled in, sinks and slopes
- * are declared by the layer, and operands have the dtypes, alignment and strides of its problem. It
- * runs once per layer, so it checks nothing else.
+ * operand_checks.c: the host's checks before a layer's forward: structs are filled in, sinks and
+ * slopes are declared by the layer, and operands have the dtypes, alignment and strides of its
+ * problem. It runs once per layer, so it checks nothing else.
  */
 #include "host/embed/embed.h"
 

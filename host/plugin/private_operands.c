@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: checks of declared private operands.
+ * private_operands.c: checks of declared private operands.
  */
-#include "host/plugin/operands.h"
+#include "host/plugin/private_operands.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.h: private operands, known only to one vendor's backends: attn_private_operand.
+ * private_operands.h: private operands, known only to one vendor's backends: attn_private_operand.
  */
-#ifndef HOST_PLUGIN_OPERANDS_H
-#define HOST_PLUGIN_OPERANDS_H
+#ifndef HOST_PLUGIN_PRIVATE_OPERANDS_H
+#define HOST_PLUGIN_PRIVATE_OPERANDS_H
 
 #include <stdbool.h>
 
@@ -21,4 +21,4 @@ int operands_find(const attn_backend_type *type, const char *name);
 /* The first private operand among the features of a problem, or NULL. */
 const char *operands_first(const attn_problem *problem);
 
-#endif /* HOST_PLUGIN_OPERANDS_H */
+#endif /* HOST_PLUGIN_PRIVATE_OPERANDS_H */
