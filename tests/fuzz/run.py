@@ -92,18 +92,15 @@ def update(name, options):
     merged = os.path.join(options.found, name + ".merged")
     shutil.rmtree(merged, ignore_errors=True)
     os.makedirs(merged)
-    regressions = os.path.join(options.found, name + ".regressions")
-    shutil.rmtree(regressions, ignore_errors=True)
-    os.makedirs(regressions)
+    # What libFuzzer merges into stays, so that no other input is kept for an edge of these.
     for entry in os.listdir(corpus):
         if entry.startswith("regression-"):
-            shutil.copy(os.path.join(corpus, entry), regressions)
+            shutil.copy(os.path.join(corpus, entry), merged)
     # Edges alone, not how often each is passed: a corpus for replay, not for the fuzzer.
     subprocess.run([program(name, options), "-merge=1", "-use_counters=0"] + LIMITS +
                    [merged, found, corpus], check=True, stderr=subprocess.DEVNULL)
     shutil.rmtree(corpus)
     shutil.copytree(merged, corpus)
-    shutil.copytree(regressions, corpus, dirs_exist_ok=True)
     sizes = [os.path.getsize(os.path.join(corpus, entry)) for entry in os.listdir(corpus)]
     print("%s: %d inputs, %d bytes" % (name, len(sizes), sum(sizes)), flush=True)
 
