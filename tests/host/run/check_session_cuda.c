@@ -102,31 +102,13 @@ static void tear_down(void)
     unlink(trace_path);
 }
 
-static void set_all(struct run *run, const char *const settings[SETTINGS])
-{
-    for (int s = 0; s < SETTINGS && settings[s]; s++)
-        set(run, "%s", settings[s]);
-}
-
 /* Run with up to SETTINGS settings more. */
 static void go_with(struct run *run, const char *device, const char *backend,
                     const char *const settings[SETTINGS])
 {
     begin(run, device, backend);
-    set_all(run, settings);
+    set_list(run, settings, SETTINGS);
     go(run);
-}
-
-/* The same tokens, however they were scheduled. */
-static void check_equal_counts(const struct report *a, const struct report *b)
-{
-    ck_assert_int_eq(a->requests, b->requests);
-    ck_assert_int_eq(a->tokens.prefill, b->tokens.prefill);
-    ck_assert_int_eq(a->tokens.decode, b->tokens.decode);
-    ck_assert_int_eq(a->tokens.prefix_hit, b->tokens.prefix_hit);
-    ck_assert_int_eq(a->tokens.recomputed, b->tokens.recomputed);
-    ck_assert_int_eq(a->tokens.encoded, b->tokens.encoded);
-    ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
 }
 
 /* A good run by the fixture on a device with new counters, which it leaves empty. */
@@ -291,7 +273,7 @@ LOOP_OF(runs, results_are_equal, 0, COUNT(variants))
     set_up();
     for (int i = 0; i < 3; i++) {
         begin(&runs[i], i ? "cuda:0" : "cpu", i ? "fixture" : "cpu_native");
-        set_all(&runs[i], variants[_i]);
+        set_list(&runs[i], variants[_i], SETTINGS);
         set(&runs[i], "cuda_graph.enable=%s", i == 1 ? "no" : "yes");
         prepare_device();
         go(&runs[i]);
@@ -307,8 +289,7 @@ LOOP_OF(runs, results_are_equal, 0, COUNT(variants))
         check_device();
     }
     ck_assert_str_eq(runs[1].report.digest, runs[2].report.digest);
-    for (int i = 0; i < 3; i++)
-        finish(&runs[i]);
+    finish_all(runs, 3);
     tear_down();
 }
 
@@ -328,8 +309,7 @@ TEST_OF(runs, digest_does_not_depend_on_the_schedule)
         go_good(&runs[i], schedules[i]);
         ck_assert_str_eq(runs[i].report.digest, runs[0].report.digest);
     }
-    for (int i = 0; i < 5; i++)
-        finish(&runs[i]);
+    finish_all(runs, 5);
     tear_down();
 }
 
@@ -365,8 +345,7 @@ TEST_OF(runs, digest_does_not_depend_on_drafts)
             ck_assert_int_eq(runs[i].report.verify.rows_checked,
                              count_drafted_rows(&runs[i].report));
     }
-    for (int i = 0; i < 5; i++)
-        finish(&runs[i]);
+    finish_all(runs, 5);
     tear_down();
 }
 
@@ -429,7 +408,7 @@ LOOP_OF(runs, two_backends_share_the_cache, 0, 2)
     struct run plain, pair;
     go_plain(&plain, (const char *const[SETTINGS]){pairs[_i][2]});
     begin(&pair, "cuda:0", "fixture");
-    set_all(&pair, pairs[_i]);
+    set_list(&pair, pairs[_i], SETTINGS);
     set(&pair, "backend.other.type=cuda_fixture");
     set(&pair, "backend.other.index_form=csr");
     go(&pair);
@@ -548,20 +527,11 @@ TEST_OF(runs, shared_prefixes_are_told)
         ck_assert_str_eq(r->digest, runs[0].report.digest);
     }
     ck_assert_int_gt(runs[0].report.shared.saved_keys, 0);
-    for (int i = 0; i < 3; i++)
-        finish(&runs[i]);
+    finish_all(runs, 3);
     tear_down();
 }
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
-
-static int64_t rows_of(const struct run *run, const char *name)
-{
-    for (uint32_t p = 0; p < run->report.num_paths; p++)
-        if (strcmp(run->report.paths[p].name, name) == 0)
-            return run->report.paths[p].rows;
-    return -1;
-}
 
 /* Rows by path are the tokens of each kind times layers, whether steps are captured or not, below a
  * composite or not; those of batches that a backend tells nonsense of are no path's. */
@@ -582,11 +552,11 @@ TEST_OF(runs, rows_are_counted_by_path)
         int64_t prefill = LAYERS * r->tokens.prefill, decode = LAYERS * r->tokens.decode;
         ck_assert_int_eq(r->graphs.count > 0, w != 1);
         ck_assert_int_gt(decode, 0);
-        ck_assert_int_eq(rows_of(&run, "fixture/others"), w < 2 ? prefill : -1);
-        ck_assert_int_eq(rows_of(&run, "fixture/decode"), w < 3 ? decode : -1);
-        ck_assert_int_eq(rows_of(&run, "fixture"), w < 2    ? -1
-                                                   : w == 2 ? prefill
-                                                            : prefill + decode);
+        ck_assert_int_eq(rows_of(&run.report, "fixture/others"), w < 2 ? prefill : -1);
+        ck_assert_int_eq(rows_of(&run.report, "fixture/decode"), w < 3 ? decode : -1);
+        ck_assert_int_eq(rows_of(&run.report, "fixture"), w < 2    ? -1
+                                                          : w == 2 ? prefill
+                                                                   : prefill + decode);
         finish(&run);
         tear_down();
     }
@@ -604,8 +574,8 @@ TEST_OF(runs, children_tell_of_their_paths)
     go(&run);
     check_good(&run, fake.first_fault());
     const struct report *r = &run.report;
-    ck_assert_int_eq(rows_of(&run, "fixture"), LAYERS * r->tokens.prefill);
-    ck_assert_int_eq(rows_of(&run, "other/decode"), LAYERS * r->tokens.decode);
+    ck_assert_int_eq(rows_of(&run.report, "fixture"), LAYERS * r->tokens.prefill);
+    ck_assert_int_eq(rows_of(&run.report, "other/decode"), LAYERS * r->tokens.decode);
     ck_assert_uint_eq(r->num_paths, 2);
     finish(&run);
     tear_down();
@@ -632,9 +602,9 @@ LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
     go(&routed);
     check_same(&routed, &plain);
     ck_assert_int_eq(routed.report.graphs.count, _i ? 0 : CAPTURES);
-    ck_assert_int_gt(rows_of(&routed, "one"), 0);
-    ck_assert_int_gt(rows_of(&routed, "two"), 0);
-    ck_assert_int_eq(rows_of(&routed, "short") > 0, _i);
+    ck_assert_int_gt(rows_of(&routed.report, "one"), 0);
+    ck_assert_int_gt(rows_of(&routed.report, "two"), 0);
+    ck_assert_int_eq(rows_of(&routed.report, "short") > 0, _i);
     const char *vain = strstr(routed.notes, "graphs: none takes the row 'phase=decode kv=0-30' (");
     ck_assert_msg((vain == NULL) == (_i == 1), "%s", routed.notes);
     ck_assert_ptr_null(vain ? strstr(vain + 1, "graphs: none takes") : NULL);
@@ -656,7 +626,7 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
     int way = _i / 2;
     go_plain(&plain, (const char *const[SETTINGS]){TREES});
     begin(&named, "cuda:0", "fixture");
-    set_all(&named, ways[way]);
+    set_list(&named, ways[way], SETTINGS);
     set(&named, "cuda_graph.enable=%s", _i % 2 ? "no" : "yes");
     set(&named, "backend.one.type=cuda_fixture");
     set(&named, "backend.one.takes_trees=yes");
@@ -669,10 +639,10 @@ LOOP_OF(runs, drafts_come_to_the_backend_that_is_named, 0, 6)
     ck_assert_int_eq(r->graphs.count > 0, _i % 2 == 0);
     int64_t verified = LAYERS * 6 * r->drafts.verifications, extended = r->drafts.draft_extend;
     ck_assert_int_gt(extended, 0);
-    ck_assert_int_eq(rows_of(&named, "one"), way == 0   ? verified + extended
-                                             : way == 1 ? 0
-                                                        : verified);
-    ck_assert_int_eq(rows_of(&named, "two"), way == 2 ? extended : -1);
+    ck_assert_int_eq(rows_of(&named.report, "one"), way == 0   ? verified + extended
+                                                    : way == 1 ? 0
+                                                               : verified);
+    ck_assert_int_eq(rows_of(&named.report, "two"), way == 2 ? extended : -1);
     end_both(&plain, &named);
 }
 
@@ -717,11 +687,9 @@ LOOP_OF(runs, refused_with_a_reason, 0, COUNT(refusals))
 {
     struct run run;
     set_up();
-    go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){refusals[_i].setting});
-    const char *message = host_error_text(&run.error);
-    ck_assert_msg(run.code == refusals[_i].code, "exit %d: %s", run.code, message);
-    ck_assert_msg(strstr(message, refusals[_i].message) != NULL, "%s", message);
-    ck_assert_int_eq(run.report.steps, 0);
+    begin(&run, "cuda:0", "fixture");
+    set(&run, "%s", refusals[_i].setting);
+    go_refused(&run, refusals[_i].code, refusals[_i].message);
     finish(&run);
     tear_down();
 }
@@ -1299,7 +1267,7 @@ LOOP_OF(failures, a_loss_in_each_kind_of_work, 0, COUNT(kinds_lost))
         launches_to_loss = has_graphs(kinds_lost[_i]) ? 16 : 4;
         begin(&runs[i], "cuda:0", "fixture");
         set(&runs[i], "kv_cache.prefix_cache=no");
-        set_all(&runs[i], kinds_lost[_i]);
+        set_list(&runs[i], kinds_lost[_i], SETTINGS);
         go(&runs[i]);
         check_recovered(&runs[i], &runs[0], 0);
         ck_assert_int_eq(runs[i].report.device_losses, i ? 2 : 0);

@@ -53,8 +53,7 @@ static void go_on(struct run *run, const char *device, const char *const setting
     set(run, "attention.attention_backend=%s", cuda ? "cuda_oracle" : "cpu_native");
     set(run, "model.config=%s", model_path);
     set(run, "cuda_graph.enable=no");
-    for (int s = 0; s < SETTINGS && settings[s]; s++)
-        set(run, "%s", settings[s]);
+    set_list(run, settings, SETTINGS);
     go(run);
     check_good(run, fake.first_fault());
     assert_nothing_left();
@@ -80,12 +79,7 @@ LOOP_OF(latent, tokens_are_those_of_the_processor, 0, COUNT(variants))
     struct run cuda, cpu;
     go_on(&cuda, "cuda:0", variants[_i]);
     go_on(&cpu, "cpu", variants[_i]);
-    const struct report *a = &cuda.report, *b = &cpu.report;
-    ck_assert_int_eq(a->requests, b->requests);
-    ck_assert_int_eq(a->tokens.prefill, b->tokens.prefill);
-    ck_assert_int_eq(a->tokens.decode, b->tokens.decode);
-    ck_assert_int_eq(a->tokens.prefix_hit, b->tokens.prefix_hit);
-    ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
+    check_equal_counts(&cuda.report, &cpu.report);
     finish(&cuda);
     finish(&cpu);
 }
@@ -103,8 +97,7 @@ LOOP_OF(latent, auto_is_the_form_of_the_device, 0, 2)
     go_on(&runs[2], _i ? "cuda:0" : "cpu", automatic);
     ck_assert_str_eq(runs[2].report.digest, runs[_i].report.digest);
     ck_assert_str_ne(runs[2].report.digest, runs[1 - _i].report.digest);
-    for (int i = 0; i < 3; i++)
-        finish(&runs[i]);
+    finish_all(runs, 3);
 }
 
 GROUP(latent, .timeout = 120, .set_up = set_up, .tear_down = tear_down);

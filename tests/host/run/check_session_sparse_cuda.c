@@ -45,8 +45,7 @@ static void begin_on(struct run *run, const char *device, const char *const sett
     set(run, "workload.length_scale=0.012");
     set(run, "workload.max_requests=6");
     set(run, "cuda_graph.bs=1 2 4");
-    for (int s = 0; s < SETTINGS && settings && settings[s]; s++)
-        set(run, "%s", settings[s]);
+    set_list(run, settings, SETTINGS);
 }
 
 static const char *const variants[][SETTINGS] = {
@@ -76,15 +75,13 @@ LOOP_OF(runs, results_are_equal, 0, VARIANTS)
         go(&runs[i]);
         fake.get_counters(&counters);
         check_good(&runs[i], fake.first_fault());
-        ck_assert_int_eq(runs[i].report.tokens.decode, runs[0].report.tokens.decode);
-        ck_assert_int_eq(runs[i].report.verify.rows_checked, runs[0].report.verify.rows_checked);
+        check_equal_counts(&runs[i].report, &runs[0].report);
         ck_assert_msg((counters.graph_launches > 0) == (i == 2), "%d: %s", i, runs[i].notes);
         assert_nothing_left();
         assert_clean();
     }
     ck_assert_str_eq(runs[1].report.digest, runs[2].report.digest);
-    for (int i = 0; i < 3; i++)
-        finish(&runs[i]);
+    finish_all(runs, 3);
     fake.reset();
     unlink(path);
 }
@@ -101,7 +98,7 @@ TEST_OF(runs, retraction_changes_no_bit)
     write_model(model, path);
     for (int i = 0; i < 2; i++) {
         prepare_device();
-        begin_on(&runs[i], "cuda:0", NULL);
+        begin_on(&runs[i], "cuda:0", variants[0]);
         write_growing(&runs[i], trace);
         set(&runs[i], "attention.batch_invariant=yes");
         set(&runs[i], "%s", pools[i]);
@@ -112,8 +109,7 @@ TEST_OF(runs, retraction_changes_no_bit)
     ck_assert_int_gt(runs[0].report.tokens.recomputed, 20);
     ck_assert_int_eq(runs[1].report.tokens.recomputed, 0);
     ck_assert_str_eq(runs[0].report.digest, runs[1].report.digest);
-    for (int i = 0; i < 2; i++)
-        finish(&runs[i]);
+    finish_all(runs, 2);
     fake.reset();
     unlink(path);
 }

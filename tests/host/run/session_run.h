@@ -45,6 +45,13 @@ __attribute__((format(printf, 2, 3))) static inline void set(struct run *run, co
     run->sets[run->num_sets++] = strdup(text);
 }
 
+/* Up to `most` settings, which a NULL ends. */
+static inline void set_list(struct run *run, const char *const *settings, size_t most)
+{
+    for (size_t s = 0; s < most && settings[s]; s++)
+        set(run, "%s", settings[s]);
+}
+
 static inline const char *environment(const char *name, const char *otherwise)
 {
     const char *value = getenv(name);
@@ -81,6 +88,12 @@ static inline void finish(struct run *run)
     free(run->notes);
     for (size_t s = 0; s < run->num_sets; s++)
         free(run->sets[s]);
+}
+
+static inline void finish_all(struct run *runs, int count)
+{
+    for (int i = 0; i < count; i++)
+        finish(&runs[i]);
 }
 
 static inline void go(struct run *run)
@@ -143,6 +156,37 @@ static inline void expected_tokens(int64_t *input_tokens, int64_t *decode_tokens
     trace_finish(&trace);
 }
 
+/* The whole of a run of what begin_trace() asks for. */
+static inline void keep_identities(struct run *run)
+{
+    int64_t input_tokens, decode_tokens;
+    expected_tokens(&input_tokens, &decode_tokens);
+    go(run);
+    check_identities(run, input_tokens, decode_tokens);
+}
+
+/* A run whose operands `probe` changes: verification finds that, and says `where`. */
+static inline void go_wrong(struct run *run, executor_probe probe, void *ctx, const char *where)
+{
+    run->probe = probe;
+    run->probe_ctx = ctx;
+    go(run);
+    ck_assert_int_eq(run->code, EXIT_CHECK_FAILED);
+    ck_assert_int_gt(run->report.verify.rows_failed, 0);
+    ck_assert_msg(strstr(run->report.verify.first_failure, where) != NULL, "%s: accepted '%s'",
+                  run->report.verify.first_failure, where);
+}
+
+/* A run that ends with this code, before its first step, and with this in its message. */
+static inline void go_refused(struct run *run, int code, const char *message)
+{
+    go(run);
+    const char *got = host_error_text(&run->error);
+    ck_assert_msg(run->code == code, "exit %d: %s", run->code, got);
+    ck_assert_msg(strstr(got, message) != NULL, "%s", got);
+    ck_assert_int_eq(run->report.steps, 0);
+}
+
 /* Rows of a step that are the first ones of request 0: how many, and where they begin. */
 static inline int32_t find_first_rows(const struct batch_step *step, int64_t *row)
 {
@@ -169,6 +213,28 @@ static inline void check_good(const struct run *run, const char *fault)
     ck_assert_int_eq(r->kv.leaked, 0);
     ck_assert_int_eq(r->states.leaked, 0);
     ck_assert_uint_eq(strlen(r->digest), 64);
+}
+
+/* The same tokens, however they were scheduled. */
+static inline void check_equal_counts(const struct report *a, const struct report *b)
+{
+    ck_assert_int_eq(a->requests, b->requests);
+    ck_assert_int_eq(a->tokens.prefill, b->tokens.prefill);
+    ck_assert_int_eq(a->tokens.decode, b->tokens.decode);
+    ck_assert_int_eq(a->tokens.prefix_hit, b->tokens.prefix_hit);
+    ck_assert_int_eq(a->tokens.recomputed, b->tokens.recomputed);
+    ck_assert_int_eq(a->tokens.encoded, b->tokens.encoded);
+    ck_assert_int_eq(a->verify.rows_checked, b->verify.rows_checked);
+    ck_assert_int_eq(a->states.peak, b->states.peak);
+}
+
+/* Rows that a backend computed, or a path of it; -1 if it is not in the report. */
+static inline int64_t rows_of(const struct report *report, const char *name)
+{
+    for (uint32_t p = 0; p < report->num_paths; p++)
+        if (strcmp(report->paths[p].name, name) == 0)
+            return report->paths[p].rows;
+    return -1;
 }
 
 /* Models with recurrent layers, small: delta net with attention, Mamba2 and attention in each block, Mamba2 alone. */
