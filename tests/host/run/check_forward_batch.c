@@ -40,11 +40,11 @@ static attn_status fill(const struct batch_step *step, attn_error *error)
     return status == ATTN_OK ? forward_batch_upload(&made, 0, kernels, NULL, error) : status;
 }
 
-static void make(int32_t max_seqs, int32_t max_tokens, int32_t max_kv_len, int32_t page_size,
-                 uint32_t forms)
+static struct forward_batch_params params_of(int32_t max_seqs, int32_t max_tokens,
+                                             int32_t max_kv_len, int32_t page_size, uint32_t forms)
 {
     int64_t pages = (max_kv_len + page_size - 1) / page_size;
-    struct forward_batch_params params = {
+    return (struct forward_batch_params){
         .device = cpu,
         .num_staging = 1,
         .max_seqs = max_seqs,
@@ -54,7 +54,19 @@ static void make(int32_t max_seqs, int32_t max_tokens, int32_t max_kv_len, int32
         .page_size = page_size,
         .index_forms = forms,
     };
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+}
+
+static void begin(const struct forward_batch_params *params)
+{
+    ck_assert_int_eq(forward_batch_init(&made, params, NULL), ATTN_OK);
+}
+
+static void make(int32_t max_seqs, int32_t max_tokens, int32_t max_kv_len, int32_t page_size,
+                 uint32_t forms)
+{
+    const struct forward_batch_params params =
+        params_of(max_seqs, max_tokens, max_kv_len, page_size, forms);
+    begin(&params);
 }
 
 static void build(const struct batch_step *step)
@@ -76,6 +88,20 @@ static void build(const struct batch_step *step)
 /* ---- By hand --------------------------------------------------------------------------------- */
 
 enum { STRIDE = 16 };
+
+/* The new keys of the sequences are in these slots, all their keys where the table says; the rest is to be added. */
+static struct batch_step step_of(uint32_t mode, const struct scheduler_seq *sequences,
+                                 int32_t count, const int64_t *slots, const int32_t *table)
+{
+    return (struct batch_step){
+        .mode = mode,
+        .num_sequences = count,
+        .sequences = sequences,
+        .pools[0].slots = slots,
+        .pools[0].req_to_token = table,
+        .req_to_token_stride = STRIDE,
+    };
+}
 
 /* Two requests of 7 tokens on rows 1 and 2, in slots 1..7 and 8..14. */
 static void fill_two_rows(int32_t table[3][STRIDE])
@@ -100,14 +126,7 @@ TEST_OF(literal, two_level_pools)
     int64_t prefill_slots[14];
     for (int i = 0; i < 14; i++)
         prefill_slots[i] = i + 1;
-    struct batch_step step = {
-        .mode = ATTN_MODE_EXTEND,
-        .num_sequences = 2,
-        .sequences = prefill,
-        .pools[0].slots = prefill_slots,
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-    };
+    struct batch_step step = step_of(ATTN_MODE_EXTEND, prefill, 2, prefill_slots, table[0]);
     build(&step);
     ck_assert_array(made.batch.seq_lens, 7, 7);
     ck_assert_array(made.batch.q_indptr, 0, 7, 14);
@@ -116,14 +135,7 @@ TEST_OF(literal, two_level_pools)
 
     table[1][7] = 15;
     table[2][7] = 16;
-    step = (struct batch_step){
-        .mode = ATTN_MODE_DECODE,
-        .num_sequences = 2,
-        .sequences = decode,
-        .pools[0].slots = (const int64_t[]){15, 16},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-    };
+    step = step_of(ATTN_MODE_DECODE, decode, 2, (const int64_t[]){15, 16}, table[0]);
     build(&step);
     ck_assert_array(made.batch.seq_lens, 8, 8);
     ck_assert_array(made.batch.req_pool_indices, 1, 2);
@@ -134,14 +146,7 @@ TEST_OF(literal, two_level_pools)
 
     table[2][8] = 17;
     decode[1].prefix_len = 8;
-    step = (struct batch_step){
-        .mode = ATTN_MODE_DECODE,
-        .num_sequences = 1,
-        .sequences = &decode[1],
-        .pools[0].slots = (const int64_t[]){17},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-    };
+    step = step_of(ATTN_MODE_DECODE, &decode[1], 1, (const int64_t[]){17}, table[0]);
     build(&step);
     ck_assert_int_eq(made.batch.num_seqs, 1);
     ck_assert_array(made.batch.seq_lens, 9);
@@ -166,18 +171,7 @@ TEST_OF(literal, groups_have_their_pools)
     for (int32_t j = 4; j < 7; j++)
         window[1][j] = 21 + j;
     const struct scheduler_seq sequences[] = {{.row = 1, .prefix_len = 6, .num_new = 1}};
-    struct forward_batch_params params = {
-        .device = cpu,
-        .num_staging = 1,
-        .max_seqs = 1,
-        .max_tokens = 1,
-        .max_kv_tokens = 7,
-        .max_kv_len = 7,
-        .page_size = 1,
-        .index_forms = ALL_FORMS,
-        .num_kv_groups = 2,
-        .kv_pools = {SCHEDULER_WINDOW, SCHEDULER_ALL},
-    };
+    struct forward_batch_params params = params_of(1, 1, 7, 1, ALL_FORMS);
     struct batch_step step = {
         .mode = ATTN_MODE_DECODE,
         .num_sequences = 1,
@@ -185,7 +179,10 @@ TEST_OF(literal, groups_have_their_pools)
         .pools = {{(const int64_t[]){7}, table[0], NULL}, {(const int64_t[]){27}, window[0], NULL}},
         .req_to_token_stride = STRIDE,
     };
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    params.num_kv_groups = 2;
+    params.kv_pools[0] = SCHEDULER_WINDOW;
+    params.kv_pools[1] = SCHEDULER_ALL;
+    begin(&params);
     build(&step);
     ck_assert_uint_eq(made.batch.num_kv_groups, 2);
     ck_assert_int_eq(made.kv[0].out_cache_loc.host[0], 27);
@@ -216,18 +213,7 @@ TEST_OF(literal, an_encoder_has_lengths_and_rows_of_its_own)
         {.request = 5, .row = 1, .num_new = 1, .encoder_len = 3, .encoder_new = 3},
         {.request = 6, .row = 2, .prefix_len = 5, .num_new = 1, .encoder_len = 3},
         {.request = 7, .row = 3, .num_new = 1, .encoder_len = 3, .encoder_new = 3}};
-    struct forward_batch_params params = {
-        .device = cpu,
-        .num_staging = 1,
-        .max_seqs = 3,
-        .max_tokens = 6,
-        .max_kv_tokens = 12,
-        .max_kv_len = 6,
-        .page_size = 2,
-        .index_forms = ALL_FORMS,
-        .num_kv_groups = 2,
-        .kv_pools = {SCHEDULER_ALL, SCHEDULER_ENCODER},
-    };
+    struct forward_batch_params params = params_of(3, 6, 6, 2, ALL_FORMS);
     struct batch_step step = {
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 3,
@@ -236,7 +222,10 @@ TEST_OF(literal, an_encoder_has_lengths_and_rows_of_its_own)
                   [SCHEDULER_ENCODER] = {(const int64_t[]){4, 5, 6, 12, 13, 14}, encoded[0], NULL}},
         .req_to_token_stride = STRIDE,
     };
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    params.max_kv_tokens = 12;
+    params.num_kv_groups = 2;
+    params.kv_pools[1] = SCHEDULER_ENCODER;
+    begin(&params);
     build(&step);
     const attn_kv_batch *kv = &made.kv[1];
     ck_assert_int_eq(made.batch.max_kv_len, 6);
@@ -262,18 +251,7 @@ TEST_OF(literal, keys_of_an_encoder_are_within_the_bounds)
 {
     int32_t table[2][STRIDE] = {{0}};
     struct scheduler_seq one = {.row = 1, .num_new = 1, .encoder_len = 5, .encoder_new = 5};
-    struct forward_batch_params params = {
-        .device = cpu,
-        .num_staging = 1,
-        .max_seqs = 1,
-        .max_tokens = 5,
-        .max_kv_tokens = 6,
-        .max_kv_len = 6,
-        .page_size = 1,
-        .index_forms = ALL_FORMS,
-        .num_kv_groups = 1,
-        .kv_pools = {SCHEDULER_ENCODER},
-    };
+    struct forward_batch_params params = params_of(1, 5, 6, 1, ALL_FORMS);
     struct batch_step step = {
         .mode = ATTN_MODE_EXTEND,
         .num_sequences = 1,
@@ -281,7 +259,9 @@ TEST_OF(literal, keys_of_an_encoder_are_within_the_bounds)
         .pools[SCHEDULER_ENCODER] = {(const int64_t[]){1, 2, 3, 4, 5, 6}, table[0], NULL},
         .req_to_token_stride = STRIDE,
     };
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    params.num_kv_groups = 1;
+    params.kv_pools[0] = SCHEDULER_ENCODER;
+    begin(&params);
     build(&step);
     ck_assert_int_eq(made.batch.max_kv_len, 5);
     one.encoder_len = one.encoder_new = 6;
@@ -290,85 +270,6 @@ TEST_OF(literal, keys_of_an_encoder_are_within_the_bounds)
     build(&step);
     ck_assert_array(made.kv[0].kv_new_indptr, 0, 0);
     ck_assert_int_eq(made.encoder_rows.count, 0);
-    forward_batch_finish(&made);
-}
-
-/* The cumulative lengths of queries and of keys: one query each (keys 5, 8, 3), ... */
-TEST_OF(literal, cu_seqlens_one_query_each)
-{
-    int32_t table[4][STRIDE] = {{0}};
-    make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct scheduler_seq sequences[] = {{.row = 1, .prefix_len = 4, .num_new = 1},
-                                              {.row = 2, .prefix_len = 7, .num_new = 1},
-                                              {.row = 3, .prefix_len = 2, .num_new = 1}};
-    struct batch_step step = {
-        .mode = ATTN_MODE_DECODE,
-        .num_sequences = 3,
-        .sequences = sequences,
-        .pools[0].slots = (const int64_t[3]){0},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-    };
-    build(&step);
-    ck_assert_array(made.batch.q_indptr, 0, 1, 2, 3);
-    ck_assert_array(made.kv[0].kv_indptr, 0, 5, 13, 16);
-    ck_assert_array(made.batch.seq_lens, 5, 8, 3);
-    ck_assert_int_eq(made.batch.max_q_len, 1);
-    forward_batch_finish(&made);
-}
-
-/* ... no cached prefix: both are the same, ... */
-TEST_OF(literal, cu_seqlens_no_cached_prefix)
-{
-    int32_t table[4][STRIDE] = {{0}};
-    make(3, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct scheduler_seq sequences[] = {{.row = 1, .prefix_len = 0, .num_new = 5},
-                                              {.row = 2, .prefix_len = 0, .num_new = 8},
-                                              {.row = 3, .prefix_len = 0, .num_new = 3}};
-    struct batch_step step = {
-        .mode = ATTN_MODE_EXTEND,
-        .num_sequences = 3,
-        .sequences = sequences,
-        .pools[0].slots = (const int64_t[16]){0},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-    };
-    build(&step);
-    ck_assert_array(made.batch.q_indptr, 0, 5, 13, 16);
-    ck_assert_array(made.kv[0].kv_indptr, 0, 5, 13, 16);
-    ck_assert_array(made.batch.prefix_lens, 0, 0, 0);
-    ck_assert_int_eq(made.batch.max_q_len, 8);
-    forward_batch_finish(&made);
-}
-
-/* ... and both: extend sequences after a prefix, then sequences of one query. */
-TEST_OF(literal, cu_seqlens_both)
-{
-    int32_t table[5][STRIDE] = {{0}};
-    make(4, 16, 8, 1, ATTN_INDEX_CSR);
-    const struct scheduler_seq sequences[] = {{.row = 4, .prefix_len = 3, .num_new = 2},
-                                              {.row = 2, .prefix_len = 0, .num_new = 4},
-                                              {.row = 1, .prefix_len = 7, .num_new = 1},
-                                              {.row = 3, .prefix_len = 2, .num_new = 1}};
-    struct batch_step step = {
-        .mode = ATTN_MODE_MIXED,
-        .num_sequences = 4,
-        .num_decode = 2,
-        .sequences = sequences,
-        .pools[0].slots = (const int64_t[8]){0},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-    };
-    build(&step);
-    ck_assert_array(made.batch.q_indptr, 0, 2, 6, 7, 8);
-    ck_assert_array(made.kv[0].kv_indptr, 0, 5, 9, 17, 20);
-    ck_assert_array(made.batch.prefix_lens, 3, 0, 7, 2);
-    ck_assert_array(made.batch.seq_lens, 5, 4, 8, 3);
-    ck_assert_array(made.batch.req_pool_indices, 4, 2, 1, 3);
-    ck_assert_int_eq(made.batch.num_decode_seqs, 2);
-    ck_assert_int_eq(made.batch.num_tokens, 8);
-    ck_assert_int_eq(made.batch.max_q_len, 4);
-    ck_assert_int_eq(made.batch.max_kv_len, 8);
     forward_batch_finish(&made);
 }
 
@@ -383,14 +284,8 @@ TEST_OF(literal, pages_by_hand)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct scheduler_seq sequence = {
             .row = 1, .prefix_len = rows[i].prefix_len, .num_new = rows[i].num_new};
-        struct batch_step step = {
-            .mode = ATTN_MODE_EXTEND,
-            .num_sequences = 1,
-            .sequences = &sequence,
-            .pools[0].slots = (const int64_t[9]){0},
-            .pools[0].req_to_token = table[0],
-            .req_to_token_stride = STRIDE,
-        };
+        struct batch_step step =
+            step_of(ATTN_MODE_EXTEND, &sequence, 1, (const int64_t[9]){0}, table[0]);
         build(&step);
         ck_assert_array(made.kv[0].kv_indptr, 0, rows[i].num_pages);
         ck_assert_array(made.kv[0].last_page_len, rows[i].last_page_len);
@@ -406,17 +301,9 @@ TEST_OF(literal, pages_by_hand)
 
 static void make_with_states(int32_t max_seqs, int32_t max_tokens)
 {
-    struct forward_batch_params params = {
-        .device = cpu,
-        .num_staging = 1,
-        .max_seqs = max_seqs,
-        .max_tokens = max_tokens,
-        .max_kv_tokens = STRIDE * max_seqs,
-        .max_kv_len = STRIDE,
-        .page_size = 1,
-        .has_state = true,
-    };
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    struct forward_batch_params params = params_of(max_seqs, max_tokens, STRIDE, 1, 0);
+    params.has_state = true;
+    begin(&params);
 }
 
 /* One starts from zero, one from a state that others share, one goes on. */
@@ -430,16 +317,10 @@ TEST_OF(literal, states_by_hand)
     };
     const struct scheduler_snapshot snapshots[] = {{1, 7}, {4, 8}};
     make_with_states(3, 6);
-    struct batch_step step = {
-        .mode = ATTN_MODE_EXTEND,
-        .num_sequences = 3,
-        .sequences = sequences,
-        .pools[0].slots = (const int64_t[6]){0},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-        .num_snapshots = 2,
-        .snapshots = snapshots,
-    };
+    struct batch_step step =
+        step_of(ATTN_MODE_EXTEND, sequences, 3, (const int64_t[6]){0}, table[0]);
+    step.num_snapshots = 2;
+    step.snapshots = snapshots;
     build(&step);
     ck_assert_uint_eq(made.batch.num_state_groups, 1);
     ck_assert_ptr_eq(made.batch.state_groups, &made.state);
@@ -462,15 +343,9 @@ TEST_OF(literal, padding_has_no_state)
         .row = 1, .prefix_len = 4, .num_new = 1, .state_slot = 1, .state_dst = 1};
     make_with_states(3, 3);
     for (int32_t n = 3; n > 0; n--) { /* the larger batch leaves the smaller one nothing */
-        struct batch_step step = {
-            .mode = ATTN_MODE_DECODE,
-            .num_sequences = 1,
-            .sequences = &sequence,
-            .pools[0].slots = (const int64_t[1]){0},
-            .pools[0].req_to_token = table[0],
-            .req_to_token_stride = STRIDE,
-            .padded = n,
-        };
+        struct batch_step step =
+            step_of(ATTN_MODE_DECODE, &sequence, 1, (const int64_t[1]){0}, table[0]);
+        step.padded = n;
         build(&step);
         ck_assert_int_eq(made.batch.num_seqs, n);
         ck_assert_array(made.state.slot, 1, 0, 0);
@@ -491,18 +366,11 @@ static const uint8_t tree_bits[MASK_BYTES] = {0x61, 0x94, 0x55, 0x01};
 
 static struct forward_batch_params with_drafts(int32_t top_k)
 {
-    return (struct forward_batch_params){
-        .device = cpu,
-        .num_staging = 1,
-        .max_seqs = 2,
-        .max_tokens = 2 * DRAFTED,
-        .max_kv_tokens = 64,
-        .max_kv_len = STRIDE,
-        .page_size = 1,
-        .drafts = {.tokens = DRAFTED, .top_k = top_k},
-        .has_positions = true,
-        .num_requests = 100,
-    };
+    struct forward_batch_params params = params_of(2, 2 * DRAFTED, STRIDE, 1, 0);
+    params.drafts = (struct drafts){.tokens = DRAFTED, .top_k = top_k};
+    params.has_positions = true;
+    params.num_requests = 100;
+    return params;
 }
 
 TEST_OF(literal, a_tree_by_hand)
@@ -512,20 +380,14 @@ TEST_OF(literal, a_tree_by_hand)
     const struct scheduler_move moves[] = {{9, 8}, {11, 9}};
     const int32_t moves_indptr[] = {0, 2};
     struct forward_batch_params params = with_drafts(2);
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
-    struct batch_step step = {
-        .mode = ATTN_MODE_TARGET_VERIFY,
-        .num_sequences = 1,
-        .sequences = &sequence,
-        .pools[0].slots = (const int64_t[DRAFTED]){7, 8, 9, 10, 11},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-        .trees = &tree,
-        .moves_indptr = moves_indptr,
-        .pools[0].moves = moves,
-        .padded = 2,
-        .seq_len_fill = 1,
-    };
+    begin(&params);
+    struct batch_step step = step_of(ATTN_MODE_TARGET_VERIFY, &sequence, 1,
+                                     (const int64_t[DRAFTED]){7, 8, 9, 10, 11}, table[0]);
+    step.trees = &tree;
+    step.moves_indptr = moves_indptr;
+    step.pools[0].moves = moves;
+    step.padded = 2;
+    step.seq_len_fill = 1;
     build(&step);
     const attn_batch *batch = &made.batch;
     ck_assert_int_eq(batch->speculation->num_draft_tokens, DRAFTED);
@@ -561,18 +423,12 @@ TEST_OF(literal, a_chain_by_hand)
     struct scheduler_seq sequence = {.request = 3, .row = 1, .prefix_len = 2, .num_new = DRAFTED};
     struct forward_batch_params params = with_drafts(1);
     params.has_positions = false;
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
-    struct batch_step step = {
-        .mode = ATTN_MODE_TARGET_VERIFY,
-        .num_sequences = 1,
-        .sequences = &sequence,
-        .pools[0].slots = (const int64_t[DRAFTED]){0},
-        .pools[0].req_to_token = table[0],
-        .req_to_token_stride = STRIDE,
-        .trees = &chain,
-        .moves_indptr = (const int32_t[2]){0, 0},
-        .pools[0].moves = &(const struct scheduler_move){0, 0},
-    };
+    begin(&params);
+    struct batch_step step =
+        step_of(ATTN_MODE_TARGET_VERIFY, &sequence, 1, (const int64_t[DRAFTED]){0}, table[0]);
+    step.trees = &chain;
+    step.moves_indptr = (const int32_t[2]){0, 0};
+    step.pools[0].moves = &(const struct scheduler_move){0, 0};
     build(&step);
     const int32_t requests[] = {3, 3, 303, 403, 503}, positions[] = {2, 3, 4, 5, 6};
     ck_assert_mem_eq(made.rows.request, requests, sizeof requests);
@@ -595,14 +451,8 @@ TEST_OF(limits, idle)
     make(3, 5, 7, 2, ALL_FORMS);
     int32_t table[STRIDE] = {0};
     struct scheduler_seq sequence = {.row = 0, .prefix_len = 2, .num_new = 3};
-    struct batch_step before = {
-        .mode = ATTN_MODE_EXTEND,
-        .num_sequences = 1,
-        .sequences = &sequence,
-        .pools[0].slots = (const int64_t[3]){5, 6, 7},
-        .pools[0].req_to_token = table,
-        .req_to_token_stride = STRIDE,
-    };
+    struct batch_step before =
+        step_of(ATTN_MODE_EXTEND, &sequence, 1, (const int64_t[3]){5, 6, 7}, table);
     build(&before);
     struct batch_step step = {.mode = ATTN_MODE_IDLE};
     build(&step);
@@ -622,9 +472,7 @@ TEST_OF(limits, idle)
 
 TEST_OF(limits, no_bounds_at_all)
 {
-    struct forward_batch_params params = {
-        .device = cpu, .num_staging = 1, .page_size = 1, .index_forms = ALL_FORMS};
-    ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+    make(0, 0, 0, 1, ALL_FORMS);
     struct batch_step step = {.mode = ATTN_MODE_DECODE};
     build(&step);
     ck_assert_array(made.batch.q_indptr, 0);
@@ -636,14 +484,7 @@ TEST_OF(limits, only_asked_forms)
 {
     int32_t table[STRIDE] = {3, 4, 5};
     struct scheduler_seq sequence = {.row = 0, .prefix_len = 2, .num_new = 1};
-    struct batch_step step = {
-        .mode = ATTN_MODE_DECODE,
-        .num_sequences = 1,
-        .sequences = &sequence,
-        .pools[0].slots = (const int64_t[1]){5},
-        .pools[0].req_to_token = table,
-        .req_to_token_stride = STRIDE,
-    };
+    struct batch_step step = step_of(ATTN_MODE_DECODE, &sequence, 1, (const int64_t[1]){5}, table);
     for (uint32_t forms = 0; forms <= ALL_FORMS; forms++) {
         make(2, 2, 3, 1, forms);
         build(&step);
@@ -699,27 +540,14 @@ TEST_OF(limits, bounds)
          1,
          "1 tokens, 536870912 pages, 2147483648 keys"},
     };
-    struct forward_batch_params params = {.device = cpu,
-                                          .num_staging = 1,
-                                          .max_seqs = 2,
-                                          .max_tokens = 3,
-                                          .max_kv_tokens = 12,
-                                          .max_kv_len = 6,
-                                          .page_size = 4,
-                                          .index_forms = ALL_FORMS};
+    struct forward_batch_params params = params_of(2, 3, 6, 4, ALL_FORMS);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         params.max_kv_tokens = i == 0 ? 16 : 12;
-        ck_assert_int_eq(forward_batch_init(&made, &params, NULL), ATTN_OK);
+        begin(&params);
         struct batch_step good = {.mode = ATTN_MODE_IDLE};
         build(&good);
-        struct batch_step step = {
-            .mode = ATTN_MODE_EXTEND,
-            .num_sequences = rows[i].num_sequences,
-            .sequences = rows[i].sequences,
-            .pools[0].slots = (const int64_t[4]){0},
-            .pools[0].req_to_token = table[0],
-            .req_to_token_stride = STRIDE,
-        };
+        struct batch_step step = step_of(ATTN_MODE_EXTEND, rows[i].sequences, rows[i].num_sequences,
+                                         (const int64_t[4]){0}, table[0]);
         host_error error;
         host_error_init(&error);
         attn_status status = fill(&step, &error.base);
