@@ -521,13 +521,12 @@ static void compare_file(char *text, const char *name)
     free(text);
 }
 
-/* One NVIDIA GPU, one processor and one device without plugins have the texts of explain; the others have the candidates. */
+/* One GPU and one processor have the texts of explain, the others the candidates. */
 LOOP_OF(texts, explain_reads_as_it_did, 0, NUM_PLATFORMS)
 {
     struct passages passages = {.count = 0};
     const char *platform = platforms[_i];
-    if (strcmp(platform, "sm90") != 0 && strcmp(platform, "cpu_amx") != 0 &&
-        strcmp(platform, "xpu") != 0) {
+    if (strcmp(platform, "sm90") != 0 && strcmp(platform, "cpu_amx") != 0) {
         for (size_t m = 0; m < NUM_MODELS; m++)
             add_candidates(models[m], platform, &passages);
         compare_file(print_passages(&passages), platform);
