@@ -24,6 +24,7 @@
 #include <threads.h>
 #include <unistd.h>
 
+#include "host/base/sanitizers.h"
 #include "host/cmd/exit_codes.h"
 #include "host/cmd/warden.h"
 #include "host/plugin/guard.h"
@@ -288,14 +289,7 @@ long syscall(long number, ...)
 
 /* The address sanitizer's library calls dlsym() before instrumented code can run, so with it dlsym()
  * stays the C library's. */
-#if defined __SANITIZE_ADDRESS__
-#define KEEPS_DLSYM 1
-#elif defined __has_feature
-#if __has_feature(address_sanitizer)
-#define KEEPS_DLSYM 1
-#endif
-#endif
-#ifndef KEEPS_DLSYM
+#if !HAS_ADDRESS_SANITIZER
 
 /* The function of that name in this file; NULL = there is none. */
 static void *find_here(const char *name)
@@ -342,4 +336,4 @@ ENDS_IN_JUMP void *dlsym(void *restrict object, const char *restrict name)
     JUMP return next_dlsym(object, name);
 }
 
-#endif /* KEEPS_DLSYM */
+#endif /* !HAS_ADDRESS_SANITIZER */

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/sanitizers.h"
 #include "host/workload/vectors.h"
 
 #define GENERATOR_STATE UINT64_C(0x67656e6572617465)
@@ -150,8 +151,7 @@ void generator_kv(const struct generator *generator, token_key key, int32_t laye
 
 /* Compiled for the processor's wider vectors, too: the oracle makes a token's keys and values anew
  * for each row that it judges. */
-#if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__ &&                           \
-    !defined __SANITIZE_ADDRESS__ && !defined __SANITIZE_THREAD__
+#if defined __x86_64__ && defined __gnu_linux__ && !defined __clang__ && !HAS_SANITIZER
 #define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define WIDE

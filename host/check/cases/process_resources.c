@@ -14,15 +14,7 @@
 #endif
 
 #include "host/base/mix.h"
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define KEEPS_FREED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define KEEPS_FREED 1
-#endif
+#include "host/base/sanitizers.h"
 
 extern char **environ;
 
@@ -133,7 +125,7 @@ const char *process_gained(const struct process_resources *before,
 void process_memory_take(struct process_memory *memory)
 {
     *memory = (struct process_memory){0, 0};
-#ifndef KEEPS_FREED
+#if !HAS_SANITIZER
 #ifdef __GLIBC__
     struct mallinfo2 info = mallinfo2();
     memory->heap = info.uordblks + info.hblkhd;

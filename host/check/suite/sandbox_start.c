@@ -15,25 +15,18 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "host/base/data_files.h"
 #include "host/base/configured.h"
+#include "host/base/data_files.h"
+#include "host/base/sanitizers.h"
 
 extern char **environ;
 
 /* ---- Environment ----------------------------------------------------------------------------- */
 
 /* A sanitizer's run time has to come before all other libraries. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-
 static bool find_watch(char path[PATH_MAX])
 {
-#ifdef SANITIZED
+#if HAS_SANITIZER
     (void)path;
     return false;
 #else

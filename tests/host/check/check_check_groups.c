@@ -5,6 +5,7 @@
  * the zoo (tests/conformance/zoo.txt), but for CONF-02 and CONF-03, which only a defect of the
  * host's parser (check_options.c) could make fail.
  */
+#include "host/base/sanitizers.h"
 #include "host/check/spy/watch.h"
 #include "tests/host/check/check_subject_fixture.h"
 #include "tests/tools/fake_cuda_test.h"
@@ -110,18 +111,12 @@ LOOP_OF(groups, test_good_backends, 0, 4 * NUM_TABLES)
 
 GROUP(groups, .timeout = 120);
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { IS_SANITIZED = 1 };
-#else
-enum { IS_SANITIZED = 0 };
-#endif
-
 /* Once more with the library that watches forwards, which a sanitizer does not suffer. */
 static void preload_watch(char **argv)
 {
     char path[4200];
     const char *build = getenv("ATTNHOST_TEST_BUILDDIR");
-    if (IS_SANITIZED || is_preloaded() || !build || getenv("LD_PRELOAD"))
+    if (HAS_SANITIZER || is_preloaded() || !build || getenv("LD_PRELOAD"))
         return;
     snprintf(path, sizeof path, "%s/.libs/%s", build, WATCH_FILE);
     setenv("LD_PRELOAD", path, 1);

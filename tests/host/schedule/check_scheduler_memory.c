@@ -11,15 +11,8 @@
 #include <errno.h>
 #include <stddef.h>
 
+#include "host/base/sanitizers.h"
 #include "tests/host/schedule/scheduler_fixture.h"
-
-#ifdef __has_feature
-#define HAS_SANITIZER (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#elif defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
-#define HAS_SANITIZER 1
-#else
-#define HAS_SANITIZER 0
-#endif
 
 /* ---- Allocator ------------------------------------------------------------------------------- */
 
