@@ -21,7 +21,7 @@
 #endif
 #include "host/base/threads.h"
 
-#include "host/base/cpu_quota.h"
+#include "host/base/limits.h"
 #include "host/base/error.h"
 
 #include <pthread.h>
@@ -306,7 +306,7 @@ static uint32_t count_cpus(void)
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     if (count <= 0) /* more CPUs than cpu_set_t has room for */
         count = online > 0 ? (int)online : 1;
-    uint32_t quota = cpu_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+    uint32_t quota = limits_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
     if (quota > 0 && quota < (uint32_t)count)
         count = (int)quota;
     return count < THREADS_MAX ? (uint32_t)count : THREADS_MAX;

@@ -7,6 +7,7 @@
 
 #include "host/base/clock.h"
 #include "host/base/error.h"
+#include "host/base/limits.h"
 #include "host/base/text.h"
 
 #include <fcntl.h>
@@ -229,9 +230,12 @@ static attn_status cpu_memory(const struct device *device, uint64_t *free_bytes,
                               uint64_t *total_bytes, attn_error *error)
 {
     (void)error;
-    const uint64_t left = left_by_limits();
-    *free_bytes = positive(sysconf(_SC_AVPHYS_PAGES)) * positive(sysconf(_SC_PAGESIZE));
-    *free_bytes = left < *free_bytes ? left : *free_bytes;
+    const uint64_t left[] = {limits_machine_memory("/proc/meminfo"),
+                             limits_memory("/proc/self/cgroup", "/sys/fs/cgroup"), left_by_limits(),
+                             device->info.memory_bytes};
+    *free_bytes = UINT64_MAX;
+    for (size_t n = 0; n < sizeof left / sizeof *left; n++)
+        *free_bytes = left[n] < *free_bytes ? left[n] : *free_bytes;
     *total_bytes = device->info.memory_bytes;
     return ATTN_OK;
 }

@@ -4,7 +4,6 @@
  */
 #include "host/base/threads.h"
 
-#include "host/base/cpu_quota.h"
 #include "host/base/error.h"
 #include "host/plugin/services.h"
 #include "tests/tools/test_main.h"
@@ -14,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
 enum { MAX_TASKS = 5000, MAX_WORKERS = 16 };
@@ -376,64 +374,6 @@ TEST_OF(threads, borrowed_threads)
                      ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(backward.count, 1);
     threads_destroy(backward.threads);
-}
-
-/* ---- Quotas of cgroups ----------------------------------------------------------------------- */
-
-static char tree[64];
-
-static void write_file(const char *name, const char *text)
-{
-    char path[256];
-    snprintf(path, sizeof path, "%s/%s", tree, name);
-    for (char *slash = path + strlen(tree) + 1; (slash = strchr(slash, '/')); slash++) {
-        *slash = '\0';
-        mkdir(path, 0700);
-        *slash = '/';
-    }
-    FILE *file = fopen(path, "w");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(text, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
-}
-
-static const struct {
-    const char *membership;
-    struct {
-        const char *name, *text;
-    } files[3];
-    uint32_t quota;
-} quotas[] = {
-    {"0::/a/b\n", {{"a/b/cpu.max", "50000 100000\n"}}, 1},
-    {"0::/a/b\n", {{"a/b/cpu.max", "max 100000\n"}}, 0},
-    {"0::/a/b\n", {{"a/b/cpu.max", "max 100000\n"}, {"a/cpu.max", "250000 100000\n"}}, 2},
-    {"0::/a/b\n", {{"a/b/cpu.max", "900000 100000\n"}, {"a/cpu.max", "400000 100000\n"}}, 4},
-    {"0::/not/mounted\n", {{"cpu.max", "300000 100000\n"}}, 3},
-    {"0::/ab\n", {{"a/cpu.max", "300000 100000\n"}}, 0},
-    {"5:cpu,cpuacct:/d\n4:memory:/d\n",
-     {{"cpu/d/cpu.cfs_quota_us", "400000\n"}, {"cpu/d/cpu.cfs_period_us", "100000\n"}},
-     4},
-    {"5:cpuset:/d\n",
-     {{"cpu/d/cpu.cfs_quota_us", "400000\n"}, {"cpu/d/cpu.cfs_period_us", "1\n"}},
-     0},
-    {"5:cpu:/d\n", {{"cpu/d/cpu.cfs_quota_us", "-1\n"}, {"cpu/d/cpu.cfs_period_us", "1\n"}}, 0},
-    {"broken\n", {{"cpu.max", "100000 100000\n"}}, 0},
-};
-
-LOOP_OF(threads, quotas_are_read, 0, COUNT(quotas))
-{
-    char membership[128], command[128];
-    strcpy(tree, "/tmp/check_threads_XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(tree));
-    write_file("membership", quotas[_i].membership);
-    for (int i = 0; i < 3 && quotas[_i].files[i].name; i++)
-        write_file(quotas[_i].files[i].name, quotas[_i].files[i].text);
-    snprintf(membership, sizeof membership, "%s/membership", tree);
-    uint32_t quota = cpu_quota(membership, tree);
-    snprintf(command, sizeof command, "rm -r %s", tree);
-    ck_assert_int_eq(system(command), 0);
-    ck_assert_uint_eq(quota, quotas[_i].quota);
-    ck_assert_uint_eq(cpu_quota(membership, tree), 0); /* no such file */
 }
 
 TESTS("threads");
