@@ -225,7 +225,10 @@ TEST_OF(refused, operands_that_are_wrong)
     f->out_cache_loc[0] = FIXTURE_PAGES * f->problem.page_size;
     expect_refused(u, "out_cache_loc");
     f->out_cache_loc[0] = slot;
-    f->req_to_token[f->requests[0]][f->prefix_lens[0] - 1] = 0x7ffffff0;
+    int32_t *last = &f->req_to_token[f->requests[0]][f->prefix_lens[0] - 1];
+    *last = FIXTURE_PAGES * f->problem.page_size; /* the first one behind the cache */
+    expect_refused(u, "accepted 0..");
+    *last = 0x7ffffff0;
     expect_refused(u, "slot 2147483632");
     ck_assert_int_eq(
         type->ops->forward_decode(u->metadata, f->layer.layer_id, &f->args, NULL, &error.base),
