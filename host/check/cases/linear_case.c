@@ -52,15 +52,16 @@ static int32_t first_padding(const struct forward_case *c)
     return c->lengths.first_row[c->lengths.num_real_seqs];
 }
 
-/* Elements between outermost rows, so that they are aligned as well as the innermost ones. */
-static int64_t gap_between(const struct linear_spec *spec, attn_dtype dtype, int64_t width,
+/* Elements between outermost rows: `gap`, or as few more as STRUCT-10 wants. */
+static int64_t gap_between(const struct forward_case *c, attn_dtype dtype, int64_t width,
                            int64_t gap)
 {
     uint64_t row = (uint64_t)width * attn_dtype_size(dtype), unit = row & (~row + 1);
-    if (unit > spec->min_alignment)
-        unit = spec->min_alignment;
-    int64_t least = (int64_t)unit / attn_dtype_size(dtype);
-    return gap > 0 && gap < least ? least : gap;
+    uint64_t promised = attn_guaranteed_alignment(c->device->type, dtype);
+    if (promised < c->spec.linear.min_alignment)
+        promised = c->spec.linear.min_alignment;
+    int64_t least = (int64_t)(unit < promised ? unit : promised) / attn_dtype_size(dtype);
+    return least > 1 ? (gap + least - 1) / least * least : gap;
 }
 
 /* Elements of an outermost row, without the gap after it. */
@@ -79,7 +80,7 @@ static void add_operand(struct forward_case *c, enum case_part_id part, attn_dty
                             .byte_offset = spec->exactly_aligned ? case_byte_offset(c, dtype) : 64};
     if (spec->exactly_aligned) /* an odd multiple of what is promised */
         c->bytes = round_up(c->bytes + CASE_RED_ZONE, 2 * CASE_ALIGNMENT) - CASE_RED_ZONE;
-    case_add_shape(c, part, extents, 0, gap_between(spec, dtype, extents[ndim - 1], gap));
+    case_add_shape(c, part, extents, 0, gap_between(c, dtype, extents[ndim - 1], gap));
 }
 
 #define ADD(part, dtype, gap, ...)                                                                 \

@@ -110,7 +110,8 @@ void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
     static const uint32_t absent[6] = {LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL,
                                        LINEAR_WITHOUT_DST, LINEAR_WITHOUT_INITIAL};
     spec->absent = absent[draw_below(&draw, 6)];
-    spec->gap = draw_below(&draw, 3) == 0 ? 16 : 0;
+    static const int32_t gaps[9] = {16, 1, 7};
+    spec->gap = gaps[draw_below(&draw, 9)];
     spec->first_row = spec->mode != ATTN_MODE_DECODE && draw_below(&draw, 3) == 0 ? 3 : 0;
     spec->padded = draw_below(&draw, 3) == 0 ? 2 : 0;
     bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;

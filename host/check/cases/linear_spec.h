@@ -64,7 +64,7 @@ struct linear_spec {
     int32_t most_kept;      /* not 0: slots for so many snapshots, where one for a row is much */
     uint32_t absent;        /* set of LINEAR_WITHOUT_*: arrays that would say nothing */
     enum case_host host;    /* which arrays the host has */
-    int32_t gap;            /* elements between outermost rows */
+    int32_t gap;            /* elements between outermost rows; more where alignment wants it */
     uint32_t min_alignment; /* what the problem promises of operands; */
     bool exactly_aligned;   /* they lie no better than that. A whole batch alone, no parts of it */
     bool guarded; /* on the CPU: each array or tensor ends where the next page may not be read */

@@ -433,7 +433,7 @@ static void draw_snapshots(struct numbers *numbers)
 
 static void draw_linear_rows(struct numbers *numbers)
 {
-    DRAW(numbers, linear.gap, one_in(numbers, 2) ? 0 : 16 * (1 + below(numbers, 5)));
+    DRAW(numbers, linear.gap, one_in(numbers, 2) ? 0 : 1 + below(numbers, 80));
     DRAW(numbers, linear.padded, one_in(numbers, 2) ? 0 : 1 + below(numbers, 9));
     struct case_spec changed = *numbers->spec;
     struct linear_spec *spec = &changed.linear;

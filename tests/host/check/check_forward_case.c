@@ -194,6 +194,20 @@ TEST_OF(cases, latents_lie_where_they_are_looked_for)
     forward_case_destroy(e);
 }
 
+/* Rows of gates lie at odd distances, too, where a processor promises no alignment of an even number of heads. */
+TEST_OF(cases, rows_of_linear_layers_lie_at_any_distance)
+{
+    int odd = 0;
+    for (uint64_t n = 0; n < 60; n++) {
+        struct case_spec spec = {.kind = ATTN_KIND_LINEAR};
+        linear_spec_draw(&spec.linear, ATTN_LINEAR_GDN, n);
+        struct forward_case *c = make(&spec, n);
+        odd += spec.linear.v_heads % 2 == 0 && c->shapes[PART_GATE_A].strides[0] % 2 == 1;
+        forward_case_destroy(c);
+    }
+    ck_assert_int_gt(odd, 0);
+}
+
 TEST_OF(cases, specs_that_contradict_themselves)
 {
     struct forward_case *c = NULL;
