@@ -206,6 +206,9 @@ TEST_OF(refused, operands_that_are_wrong)
         bad = *good;
         bad.device_type = ATTN_DEVICE_CUDA;
         expect_refused(u, names[i]);
+        bad = *good;
+        bad.shape[0]--; /* a row, or a page, that is missing */
+        expect_refused(u, names[i] + strlen("operand "));
         f->operands[needed[i]] = good;
     }
     for (uint32_t role = ATTN_ROLE_K_CACHE; role <= ATTN_ROLE_V_CACHE; role++) {
