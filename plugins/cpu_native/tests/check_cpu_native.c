@@ -7,6 +7,7 @@
  *
  * The .so is $ATTNHOST_CPU_NATIVE, else cpu_native.so in $ATTNHOST_TEST_PLUGIN_DIR.
  */
+#include "plugins/common/cpu_isa.h"
 #include "tests/tools/mla_fixture.h"
 #include "tests/tools/plugin_test.h"
 #include "tests/tools/test_main.h"
@@ -445,6 +446,35 @@ LOOP_OF(work, rounding_is_no_reduced_precision, 0, 2)
         ck_assert_uint_eq(verdict.supported, 1);
         ck_assert_int_eq(verdict.traits & ATTN_TRAIT_REDUCED_PRECISION, 0);
     }
+    case_destroy(d);
+}
+
+/* ---- Instruction sets ------------------------------------------------------------------------ */
+
+/* The device of the problem decides, which may be simulated, and not the processor of this machine. */
+LOOP_OF(work, isa_that_the_device_lacks, 0, 3)
+{
+    static const int32_t len = 7;
+    static const struct {
+        int64_t isa;
+        uint32_t has;
+    } lacking[] = {{CPU_ISA_AVX2, 0}, {CPU_ISA_AVX512, 0}, {CPU_ISA_AVX512, ATTN_CPU_AVX2}};
+    setup *d = decode_of(16, ATTN_F32, &len, 1);
+    attn_device device = *d->f.problem.device;
+    const attn_option_value value = {sizeof value, .key = "isa", .integer = lacking[_i].isa,
+                                     .text = ""};
+    const attn_options options = {.struct_size = sizeof options, .num_values = 1, .values = &value};
+    attn_reason reasons[2] = {{.struct_size = sizeof *reasons}, {.struct_size = sizeof *reasons}};
+    attn_verdict verdict = {
+        .struct_size = sizeof verdict, .reasons = reasons, .reasons_capacity = COUNT(reasons)};
+    device.cpu_isa = lacking[_i].has;
+    d->f.problem.device = &device;
+    ck_assert_int_eq(type->query(type, &options, NULL, &d->f.problem, &verdict, &error.base),
+                     ATTN_OK);
+    ck_assert_uint_eq(verdict.supported, 0);
+    ck_assert_uint_eq(verdict.num_reasons, 2);
+    ck_assert_uint_eq(reasons[0].field, ATTN_FIELD_OPTION);
+    ck_assert_uint_eq(reasons[1].field, ATTN_FIELD_DEVICE_CPU_ISA);
     case_destroy(d);
 }
 
