@@ -475,6 +475,27 @@ TEST_OF(checks, prefix_levels_are_nested)
     attnhost_backend_destroy(backend);
 }
 
+/* Launches of a graph are for as many levels and runs as its bounds have. */
+TEST_OF(checks, a_graph_has_the_levels_of_its_bounds)
+{
+    attn_shared_prefix level = {.struct_size = sizeof level, .num_groups = 1};
+    attnhost_backend *backend = compose("fixture_one");
+    attnhost_metadata *metadata = NULL;
+    ck_assert_int_eq(attnhost_metadata_create(backend, ATTN_METADATA_GRAPH, &bounds, NULL,
+                                              &metadata, &error.base),
+                     ATTN_OK);
+    make_batch(ATTN_MODE_EXTEND);
+    batch.shared_prefix = &level;
+    batch.num_prefix_levels = 1;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
+                     ATTN_INVALID_ARGUMENT);
+    assert_says("1 prefix levels, level 0 of 1 runs; accepted in a graph: 1 of 8, as the bounds");
+    level.num_groups = 8;
+    ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base), ATTN_OK);
+    attnhost_metadata_destroy(metadata);
+    attnhost_backend_destroy(backend);
+}
+
 /* What the problem promises of where operands lie is held to: addresses, strides, equal caches. */
 TEST_OF(checks, wrong_places)
 {
@@ -482,16 +503,21 @@ TEST_OF(checks, wrong_places)
     const struct {
         uint32_t role;
         uint64_t offset;
-        int64_t stride; /* of K_CACHE's is 64 */
+        int64_t stride, width; /* K_CACHE's are 64 and 16 */
         uint32_t field;
         const char *says;
     } wrong[] = {
-        {ATTN_ROLE_Q, 64, 64, 0, NULL},
-        {ATTN_ROLE_Q, 32, 64, ATTN_FIELD_MIN_ALIGNMENT, "q: the address of its first element is "},
-        {ATTN_ROLE_Q, 64, 72, ATTN_FIELD_MIN_ALIGNMENT,
+        {ATTN_ROLE_Q, 64, 64, 16, 0, NULL},
+        {ATTN_ROLE_Q, 32, 64, 16, ATTN_FIELD_MIN_ALIGNMENT,
+         "q: the address of its first element is "},
+        {ATTN_ROLE_Q, 64, 72, 16, ATTN_FIELD_MIN_ALIGNMENT,
          "q: an outer stride is 288 bytes; accepted: multiples of 64 (STRUCT-10)"},
-        {ATTN_ROLE_V_CACHE, 64, 64, 0, NULL},
-        {ATTN_ROLE_V_CACHE, 64, 80, ATTN_FIELD_KV_STRIDES,
+        /* rows of 48 bytes keep 16 of the alignment, rows of 128 no more than all of it */
+        {ATTN_ROLE_Q, 64, 20, 12, 0, NULL},
+        {ATTN_ROLE_Q, 64, 18, 12, ATTN_FIELD_MIN_ALIGNMENT, "72 bytes; accepted: multiples of 16"},
+        {ATTN_ROLE_Q, 64, 48, 32, 0, NULL},
+        {ATTN_ROLE_V_CACHE, 64, 64, 16, 0, NULL},
+        {ATTN_ROLE_V_CACHE, 64, 80, 16, ATTN_FIELD_KV_STRIDES,
          "k_cache has strides[0] 64, v_cache 80; accepted: equal ones"},
     };
     make_problems();
@@ -509,10 +535,11 @@ TEST_OF(checks, wrong_places)
                               .byte_offset = wrong[n].offset,
                               .dtype = ATTN_F32,
                               .ndim = 2,
-                              .shape = {2, 16},
+                              .shape = {2, wrong[n].width},
                               .strides = {wrong[n].stride, 1}};
         attn_tensor keys = tensor;
         keys.byte_offset = keys.strides[0] = 64;
+        keys.shape[1] = 16;
         const attn_tensor *operands[ATTN_ROLE_COUNT] = {[ATTN_ROLE_K_CACHE] = &keys};
         const attn_forward_args given = {
             .struct_size = sizeof given, .num_operands = ATTN_ROLE_COUNT, .operands = operands};

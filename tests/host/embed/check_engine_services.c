@@ -399,6 +399,50 @@ TEST_OF(gpu, memory_of_a_gpu)
     }
 }
 
+/* What a plugin has against bounds is said. */
+TEST_OF(gpu, refused_bounds_are_named)
+{
+    attnhost_backend *backend = NULL;
+    attn_memory_size size = {.struct_size = sizeof size};
+    attn_bounds none = bounds;
+    none.max_seqs = 0;
+    ck_assert_int_eq(compose_on(ATTN_DEVICE_CUDA, "cuda_fixture", &backend), ATTN_OK);
+    ck_assert_int_eq(
+        attnhost_metadata_size(backend, ATTN_METADATA_EAGER, &none, &size, &error.base),
+        ATTN_INVALID_ARGUMENT);
+    assert_says("bounds max_seqs 0, max_tokens 4: accepted 1 and more");
+    attnhost_backend_destroy(backend);
+}
+
+/* Calls that backends and metadata are made by, and that the driver may refuse. */
+static const char *const calls[] = {
+    "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction",
+    "cuStreamCreate",           "cuMemsetD8Async",
+};
+
+/* The first call of this name, the second ... : that is an error, and nothing is left. */
+LOOP_OF(gpu, a_refused_call_is_an_error, 0, COUNT(calls))
+{
+    int refused = 0;
+    for (int was_refused = 1; was_refused; refused += was_refused) {
+        attnhost_backend *backend = NULL;
+        attnhost_metadata *metadata = NULL;
+        host_error_init(&error);
+        fake.inject(calls[_i], (uint64_t)refused + 1, CUDA_ERROR_OUT_OF_MEMORY);
+        attn_status status = compose_on(ATTN_DEVICE_CUDA, "cuda_fixture", &backend);
+        if (status == ATTN_OK)
+            status = make_metadata(backend, &metadata);
+        was_refused = fake.injected();
+        fake.inject(NULL, 0, CUDA_SUCCESS);
+        ck_assert_msg((status != ATTN_OK) == was_refused, "%s", calls[_i]);
+        ck_assert_msg((*host_error_text(&error) != '\0') == was_refused, "%s", calls[_i]);
+        attnhost_metadata_destroy(metadata);
+        attnhost_backend_destroy(backend);
+        ck_assert_int_eq(engine.allocated, engine.released);
+    }
+    ck_assert_int_gt(refused, 0);
+}
+
 TEST_OF(params, wrong_params)
 {
     attnhost *none = NULL;
