@@ -24,6 +24,7 @@
 #include "host/base/limits.h"
 #include "host/base/error.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -320,9 +321,10 @@ bool threads_start_one(pthread_t *thread, void *(*body)(void *arg), void *arg)
     for (size_t s = 0; s < sizeof of_the_thread / sizeof *of_the_thread; s++)
         sigdelset(&others, of_the_thread[s]);
     pthread_sigmask(SIG_SETMASK, &others, &before);
-    bool started = pthread_create(thread, NULL, body, arg) == 0;
+    int why = pthread_create(thread, NULL, body, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return started;
+    errno = why;
+    return why == 0;
 }
 
 static attn_status start_workers(struct threads *threads, uint32_t num_threads)
@@ -374,10 +376,13 @@ attn_status threads_create(uint32_t num_threads, struct threads **threads, attn_
         return status;
     made->spins = num_threads <= num_cpus ? SPINS : 0;
     if (start_workers(made, num_threads) != ATTN_OK) {
+        const char *why = strerror(errno);
         uint32_t started = made->num_workers;
         threads_destroy(made);
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                         "threads: the system refused thread %u of %u", started + 1, num_threads);
+                         "threads: thread %u of %u: %s; accepted: as many as ulimit -u, pids.max "
+                         "of the cgroup and memory allow",
+                         started + 1, num_threads, why);
     }
     *threads = made;
     return ATTN_OK;

@@ -52,7 +52,7 @@ attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task ta
 attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg);
 
 /* A thread of one's own, to be joined. Signals are for the embedding program's threads, but for
- * those that a thread's own instructions raise. False: the system gives none. */
+ * those that a thread's own instructions raise. False: the system gives none, and errno says why. */
 bool threads_start_one(pthread_t *thread, void *(*body)(void *arg), void *arg);
 
 #endif /* HOST_BASE_THREADS_H */

@@ -14,6 +14,7 @@
 #include "host/base/error.h"
 #include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
+#include "host/select/open_host.h"
 
 enum { MAX_JOBS = 64 };
 
@@ -187,6 +188,18 @@ static bool write_report(const struct check_report *report, FILE *file)
     }
 }
 
+/* A name that other commands know is that of a file here. */
+static void suggest_file(const struct arguments *arguments)
+{
+    char folder[PATH_MAX], file[2 * PATH_MAX];
+    if (!arguments->target || strchr(arguments->target, '/'))
+        return;
+    open_host_plugin_folder(folder);
+    snprintf(file, sizeof file, "%s/%s.so", folder, arguments->target);
+    if (access(file, F_OK) == 0)
+        arguments_complain(arguments, "did you mean %s?", file);
+}
+
 static int check(struct inputs *inputs)
 {
     const struct check_params *params = inputs->params;
@@ -202,8 +215,10 @@ static int check(struct inputs *inputs)
     bool whole = !params->list && !report.interrupted && !report.cut && !report.refused;
     if (outcome == CHECK_GOOD && inputs->profile.count && whole)
         profile_judge(&inputs->profile, &report);
-    if (report.refused)
+    if (report.refused) {
         arguments_complain(inputs->arguments, "%s", report.refused);
+        suggest_file(inputs->arguments);
+    }
     int code = exit_code_of_check(outcome, 0);
     if (outcome != CHECK_GOOD)
         fail(inputs, &error, code);

@@ -102,9 +102,11 @@ static attn_status unknown_key(const struct config_source *source, const char *s
     strbuf text;
     strbuf_init(&text);
     strbuf_appendf(&text, "unknown key '%.100s' in [%s]", name, section);
+    size_t found = 0;
     for (size_t i = 0; i < num_sections; i++)
         if (config_key_find(sections[i], name, &number))
-            strbuf_appendf(&text, " (it belongs to [%s])", sections[i]);
+            strbuf_appendf(&text, found++ ? " or [%s]" : " (it belongs to [%s]", sections[i]);
+    strbuf_append(&text, found ? ")" : "");
     config_append_accepted(&text, name, names, count, "''");
     attn_status status =
         host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", source->place, strbuf_text(&text));

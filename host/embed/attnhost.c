@@ -118,8 +118,8 @@ static attn_status load_folders(attnhost *host, const char *list, attn_error *er
             status = host_fail(error, ATTN_CONFIG_ERROR,
                                "ATTNHOST_PLUGIN_PATH: '%s' is relative; accepted: absolute folders",
                                folder);
-        else
-            status = search_folder(host, folder, error);
+        else if ((status = search_folder(host, folder, error)) != ATTN_OK)
+            host_fail_prefix(error, "ATTNHOST_PLUGIN_PATH");
     }
     free(copy);
     return status;

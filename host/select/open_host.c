@@ -4,6 +4,7 @@
  */
 #include "host/select/open_host.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -35,8 +36,8 @@ static attn_status load_path(attnhost *host, const struct config *config, const 
     bool exists = stat(path, &info) == 0;
     if (!exists && !module)
         return config_fail(config, "plugins.path", error,
-                           "%s does not exist; accepted: a folder of plugins, or a plugin's file",
-                           path);
+                           "%s: %s; accepted: a folder of plugins, or a plugin's file", path,
+                           strerror(errno));
     path = exists ? path : module;
     if (!exists || !S_ISDIR(info.st_mode)) {
         attn_status status = attnhost_load_plugin(host, path, NULL);
@@ -122,12 +123,17 @@ attn_status open_host_define_backends(attnhost *host, const struct config *confi
 
 /* The command in a build folder takes the plugins that were built with it, and a prefix that was
  * moved takes its own. */
-static attn_status load_found(attnhost *host, attn_error *error)
+void open_host_plugin_folder(char folder[PATH_MAX])
 {
     static const char *const places[] = {"plugins/.libs", "../lib/attnhost/plugins",
                                          ATTNHOST_PLUGIN_DIR};
-    char folder[PATH_MAX];
     data_file_find(places, sizeof places / sizeof *places, folder);
+}
+
+static attn_status load_found(attnhost *host, attn_error *error)
+{
+    char folder[PATH_MAX];
+    open_host_plugin_folder(folder);
     return embed_load_found(host, folder, error);
 }
 

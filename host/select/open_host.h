@@ -6,6 +6,7 @@
 #ifndef HOST_SELECT_OPEN_HOST_H
 #define HOST_SELECT_OPEN_HOST_H
 
+#include <limits.h>
 #include <stdio.h>
 
 #include "attnhost.h"
@@ -23,6 +24,9 @@ attn_status open_host(const struct config *config, attnhost **host, attn_error *
 
 /* A line for each plugin file that was refused: "attnhost COMMAND: refused FILE: reason". */
 void open_host_print_refused(const attnhost *host, const char *command, FILE *file);
+
+/* Where the plugins of this command lie. */
+void open_host_plugin_folder(char folder[PATH_MAX]);
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 

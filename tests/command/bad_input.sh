@@ -365,7 +365,11 @@ chmod go+w "$folder/shared"
 ln -s none.so "$folder/p/dangling.so"
 
 set_refused 2 "no such plugin" "plugins.path=$folder/p/none.so" "--set: plugins.path" \
-    "$folder/p/none.so does not exist" "accepted: a folder of plugins, or a plugin's file"
+    "$folder/p/none.so: No such file or directory" "accepted: a folder of plugins, or a plugin's file"
+ln -s loop "$folder/p/loop"
+set_refused 2 "a plugin behind a loop of links" "plugins.path=$folder/p/loop" "--set: plugins.path" \
+    "$folder/p/loop: Too many levels of symbolic links"
+rm "$folder/p/loop"
 bad_file "not an ELF file" "$folder/p/text.so" "begins with 6e 6f 74 20" "accepted: a shared object"
 bad_file "half a plugin" "$folder/p/cut.so" "cut off" "accepted: a whole shared object"
 bad_file "an empty plugin" "$folder/p/empty.so" "has less than 4 bytes" "accepted: a shared object"
@@ -403,6 +407,10 @@ refused 3 "a missing critical plugin" "$folder/bad.ini:3: " "'nobody'" \
     "accepted: the name of a plugin" -- run "$folder/bad.ini"
 refused 3 "inspect of a bad file" "$folder/p/text.so" "accepted: " -- inspect "$folder/p/text.so"
 refused 2 "inspect of an unknown backend" "'nobody'" -- inspect nobody
+ATTNHOST_PLUGIN_PATH=$folder/none
+export ATTNHOST_PLUGIN_PATH
+refused 2 "a folder of the environment that is not there" "ATTNHOST_PLUGIN_PATH: $folder/none: No such file" -- list
+unset ATTNHOST_PLUGIN_PATH
 
 cp "$fixtures/fixture_good.so" "$folder/p/a.so"
 cp "$fixtures/fixture_taken_name.so" "$folder/p/b.so"

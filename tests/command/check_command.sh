@@ -529,6 +529,8 @@ says 0 "so does the one without, if the cap is left out" "ok 3 - example_rows/IN
 
 # ---- Wrong command lines -------------------------------------------------------------------------
 
+says 3 "a backend's name for a file" "attnhost check: cpu_native: No such file" \
+    "attnhost check: did you mean $plugins/cpu_native.so?" -- "$attnhost" check cpu_native
 says 3 "no such file" "attnhost check: $fixtures/none.so: No such file" \
     "Bail out! $fixtures/none.so" \
     -- "$attnhost" check "$fixtures/none.so"

@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <time.h>
 
 enum { MAX_TASKS = 5000, MAX_WORKERS = 16 };
@@ -374,6 +375,24 @@ TEST_OF(threads, borrowed_threads)
                      ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(backward.count, 1);
     threads_destroy(backward.threads);
+}
+
+/* Stacks that do not fit in the address space. */
+TEST_OF(threads, threads_that_the_system_refuses)
+{
+    struct threads *threads = NULL;
+    struct rlimit before, none = {0};
+    host_error error;
+    host_error_init(&error);
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &before), 0);
+    none.rlim_max = before.rlim_max;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &none), 0);
+    attn_status status = threads_create(3, &threads, &error.base);
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &before), 0);
+    ck_assert_int_eq(status, ATTN_OUT_OF_HOST_MEMORY);
+    ck_assert_msg(strstr(host_error_text(&error),
+                         " of 3: Resource temporarily unavailable; accepted: as many as"),
+                  "%s", host_error_text(&error));
 }
 
 TESTS("threads");

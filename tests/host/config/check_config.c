@@ -323,6 +323,8 @@ TEST_OF(refused, unknown_names_are_corrected)
                    "t.ini:2: unknown key 'pagesize' in [kv_cache], did you mean 'page_size'?",
                    "accepted: page_size, dtype");
     ASSERT_REFUSED("[kv_cache]\nbanana = 1\n", "'banana' in [kv_cache]; accepted: page_size");
+    ASSERT_REFUSED("[verify]\nseed = 1\n",
+                   "'seed' in [verify] (it belongs to [workload] or [speculative])");
     ASSERT_REFUSED("[model]\npage_size = 1\n", "'page_size' in [model] (it belongs to [kv_cache])");
     ASSERT_REFUSED("\n[kv_cahce]\n",
                    "t.ini:2: unknown section [kv_cahce], did you mean [kv_cache]?",
