@@ -21,6 +21,7 @@
 
 #include <stdbool.h>
 
+#include "host/base/error.h"
 #include "host/plugin/compose.h"
 #include "host/device/device.h"
 #include "host/embed/embed.h"
@@ -93,6 +94,7 @@ struct check_run {
     char text[1024];      /* why; "" for PASS */
     uint32_t without;     /* CHECK_FUZZABLE: complications to leave out, one a bit; 0 = none */
     struct check_trail *trail; /* where notes go; NULL = nowhere */
+    host_error error;          /* of the call that was made last: check_error() */
 };
 
 /* Say what went wrong, with what was expected and what was got. The first call counts. */
@@ -104,6 +106,14 @@ void check_warn(struct check_run *run, const char *format, ...)
  * never empty. */
 void check_skip(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Where a call writes its error, which is empty now; and what it says, "" if nothing. */
+attn_error *check_error(struct check_run *run);
+const char *check_error_text(const struct check_run *run);
+
+/* ATTN_OK, or the case fails: "what: STATUS: what the error says". */
+bool check_good(struct check_run *run, attn_status status, const char *what, ...)
+    __attribute__((format(printf, 3, 4)));
 
 /* The case fails with this text, and the description of the case; what the machine lacks is SKIP. */
 void check_report_status(struct check_run *run, attn_status status, const char *text,

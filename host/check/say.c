@@ -44,6 +44,29 @@ void check_skip(struct check_run *run, const char *format, ...)
     va_end(args);
 }
 
+attn_error *check_error(struct check_run *run)
+{
+    host_error_init(&run->error);
+    return &run->error.base;
+}
+
+const char *check_error_text(const struct check_run *run)
+{
+    return host_error_text(&run->error);
+}
+
+bool check_good(struct check_run *run, attn_status status, const char *what, ...)
+{
+    char text[200];
+    va_list args;
+    va_start(args, what);
+    vsnprintf(text, sizeof text, what, args);
+    va_end(args);
+    if (status != ATTN_OK)
+        check_fail(run, "%s: %s: %s", text, host_status_name(status), check_error_text(run));
+    return status == ATTN_OK;
+}
+
 void check_report_status(struct check_run *run, attn_status status, const char *text,
                          const char *what)
 {

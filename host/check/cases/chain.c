@@ -38,14 +38,10 @@ bool chain_open(struct chain *chain)
                                      .exact_memory = true,
                                      .problems = first->problems,
                                      .num_problems = first->num_problems};
-    host_error error;
-    host_error_init(&error);
     first->bounds = chain->bounds; /* to which its problems point */
     attn_status status = session_create(&backend, &first->problems[0], chain->run->subject->device,
-                                        &setup, &chain->session, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(chain->run, &chain->specs[0], status, host_error_text(&error));
-    return status == ATTN_OK;
+                                        &setup, &chain->session, check_error(chain->run));
+    return numerics_good(chain->run, &chain->specs[0], status);
 }
 
 bool chain_put(struct chain *chain, const struct case_spec *spec, uint64_t seed,
@@ -107,12 +103,9 @@ struct forward_case *chain_make_case(struct chain *chain, const struct case_spec
                                      uint64_t seed, uint64_t batch_seed)
 {
     struct forward_case *c = NULL;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = forward_case_create_seeded(spec, seed, batch_seed,
-                                                    chain->run->subject->device, &c, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(chain->run, spec, status, host_error_text(&error));
+    attn_status status = forward_case_create_seeded(
+        spec, seed, batch_seed, chain->run->subject->device, &c, check_error(chain->run));
+    numerics_good(chain->run, spec, status);
     return c;
 }
 
@@ -208,22 +201,13 @@ void chain_judge_contents(struct chain *chain)
 
 /* ---- Two metadata ---------------------------------------------------------------------------- */
 
-static bool passed(struct chain *chain, attn_status status, const host_error *error)
-{
-    if (status != ATTN_OK)
-        numerics_report(chain->run, &chain->specs[0], status, host_error_text(error));
-    return status == ATTN_OK;
-}
-
 /* A metadata is made of the instance for the second step, planned and used or not, and goes. */
 static bool use_second(struct chain *chain, bool planned, struct case_session **second)
 {
-    host_error error;
-    host_error_init(&error);
     note(chain, 1, "a second metadata, call");
-    attn_status status =
-        session_create_beside(chain->session, &chain->steps[1].bounds, second, &error.base);
-    if (!passed(chain, status, &error))
+    attn_status status = session_create_beside(chain->session, &chain->steps[1].bounds, second,
+                                               check_error(chain->run));
+    if (!numerics_good(chain->run, &chain->specs[0], status))
         return false;
     struct case_verdict verdict = {.good = true};
     if (planned)
@@ -234,10 +218,8 @@ static bool use_second(struct chain *chain, bool planned, struct case_session **
 static bool has_equal_size(struct chain *chain, const struct case_session *first)
 {
     attn_memory_size size;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = session_ask_size(first, &first->bounds, &size, &error.base);
-    if (!passed(chain, status, &error))
+    attn_status status = session_ask_size(first, &first->bounds, &size, check_error(chain->run));
+    if (!numerics_good(chain->run, &chain->specs[0], status))
         return false;
     if (memcmp(&size, &first->memory.size, sizeof size) == 0)
         return true;
@@ -253,11 +235,9 @@ void chain_judge_two(struct chain *chain, int32_t way)
     static const char what[] = "planned before a second metadata was made, call";
     struct case_session *first = NULL, *second = NULL;
     struct case_verdict verdict;
-    host_error error;
-    host_error_init(&error);
     attn_status status = session_create_beside(
-        chain->session, &chain->steps[0].cases[0]->posed.bounds, &first, &error.base);
-    bool good = passed(chain, status, &error);
+        chain->session, &chain->steps[0].cases[0]->posed.bounds, &first, check_error(chain->run));
+    bool good = numerics_good(chain->run, &chain->specs[0], status);
     if (good) {
         note(chain, 0, what);
         joint_plan(first, &chain->steps[0], &verdict);

@@ -103,7 +103,7 @@ static attn_status fill(struct gpu_case *g, uint64_t seed)
     c->num_needles = 0;
     memset(c->image, CASE_RED, c->bytes);
     c->seed = c->batch_seed = seed;
-    attn_status status = case_fill(c, g->seed, &g->error.base);
+    attn_status status = case_fill(c, g->seed, check_error(g->run));
     c->seed = c->batch_seed = g->seed;
     return status;
 }
@@ -162,7 +162,6 @@ static bool make(struct gpu_case *g, int32_t point)
 bool gpu_case_open(struct gpu_case *g, struct check_run *run, int32_t point)
 {
     *g = (struct gpu_case){.run = run};
-    host_error_init(&g->error);
     if (make(g, point))
         return true;
     gpu_case_close(g);
@@ -201,14 +200,14 @@ void gpu_case_close(struct gpu_case *g)
 struct case_session *gpu_session(struct gpu_case *g, uint32_t kind)
 {
     struct case_setup setup = {.kind = kind, .exact_memory = true};
-    return numerics_session(g->run, g->c, &g->at.spec, g->at.options, &setup);
+    return numerics_session(g->run, g->run->subject, g->c, g->at.options, &setup);
 }
 
 bool gpu_good(struct gpu_case *g, attn_status status, const char *what)
 {
     if (status == ATTN_OK)
         return true;
-    check_fail(g->run, "%s: %s: %s; %s", what, host_status_name(status), host_error_text(&g->error),
+    check_fail(g->run, "%s: %s: %s; %s", what, host_status_name(status), check_error_text(g->run),
                g->what);
     return false;
 }
@@ -232,7 +231,7 @@ attn_status gpu_upload(struct gpu_case *g, enum gpu_contents contents)
     memcpy(pinned, c->image, c->bytes);
     if (contents == GPU_PADDING)
         case_write_padding(c, &lengths, pinned);
-    return session_bring(g->session, c, pinned, &g->error.base);
+    return session_bring(g->session, c, pinned, check_error(g->run));
 }
 
 /* Host arrays are copied while it is planned, if a backend copies any. */
@@ -240,7 +239,7 @@ attn_status gpu_plan(struct gpu_case *g, enum gpu_contents contents)
 {
     struct case_lengths lengths;
     lengths_of(g, contents, &lengths);
-    return session_plan(g->session, g->c, &lengths, ATTN_HOST_ALL, &g->error.base);
+    return session_plan(g->session, g->c, &lengths, ATTN_HOST_ALL, check_error(g->run));
 }
 
 attn_status gpu_prepare(struct gpu_case *g, enum gpu_contents contents)
@@ -253,7 +252,7 @@ attn_status gpu_forward(struct gpu_case *g, enum gpu_contents contents, uint32_t
 {
     struct case_lengths lengths;
     lengths_of(g, contents, &lengths);
-    return session_call_all(g->session, g->c, &lengths, flags, &g->error.base);
+    return session_call_all(g->session, g->c, &lengths, flags, check_error(g->run));
 }
 
 attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents)
@@ -262,14 +261,15 @@ attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents)
     attn_status status = gpu_prepare(g, contents);
     if (status == ATTN_OK)
         status = gpu_forward(g, contents, 0);
-    return status == ATTN_OK ? device_synchronize(session->device, session->stream, &g->error.base)
-                             : status;
+    return status == ATTN_OK
+               ? device_synchronize(session->device, session->stream, check_error(g->run))
+               : status;
 }
 
 bool gpu_wait(struct gpu_case *g)
 {
     const struct case_session *session = g->session;
-    return gpu_good(g, device_synchronize(session->device, session->stream, &g->error.base),
+    return gpu_good(g, device_synchronize(session->device, session->stream, check_error(g->run)),
                     "the stream's work");
 }
 
@@ -277,7 +277,7 @@ attn_status gpu_capture(struct gpu_case *g, unsigned int mode)
 {
     struct case_session *session = g->session;
     struct cuda *cuda = cuda_of(session->device);
-    attn_error *error = &g->error.base;
+    attn_error *error = check_error(g->run);
     attn_status status = gpu_run(g, GPU_PADDING);
     if (status != ATTN_OK)
         return status;
@@ -314,13 +314,13 @@ attn_status gpu_gate_close(struct gpu_case *g, struct gpu_gate *gate, attn_strea
     atomic_init(&gate->passed, 0);
     gate->until_ns = clock_now_ns() + GPU_GATE_MS * (int64_t)1000000;
     cuda_result result = cuda->driver.cuLaunchHostFunc(stream, wait_at_gate, gate);
-    return cuda_check(cuda, result, "cuLaunchHostFunc", &g->error.base);
+    return cuda_check(cuda, result, "cuLaunchHostFunc", check_error(g->run));
 }
 
 void gpu_gate_open(struct gpu_case *g, struct gpu_gate *gate, attn_stream stream)
 {
     atomic_store(&gate->open, 1);
-    gpu_good(g, device_synchronize(g->c->device, stream, &g->error.base), "the stream's work");
+    gpu_good(g, device_synchronize(g->c->device, stream, check_error(g->run)), "the stream's work");
 }
 
 /* ---- The spy --------------------------------------------------------------------------------- */

@@ -16,7 +16,6 @@
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
 #include "host/check/spy/spy.h"
-#include "host/base/error.h"
 
 /* ---- Cases ----------------------------------------------------------------------------------- */
 
@@ -34,7 +33,6 @@ struct gpu_case {
     char *pinned[GPU_UPLOADS];    /* copies of the arena, to upload from without waiting */
     uint32_t num_uploads;
     char what[GPU_CASE_TEXT];
-    host_error error;
 };
 
 /* The points that a subject has. */

@@ -17,18 +17,6 @@ int32_t kind_count(const struct check *check, const struct check_subject *subjec
     return check->count ? check->count(subject) : -1;
 }
 
-bool kind_find(struct kind_case *k, struct check_run *run)
-{
-    const struct kind_cases *cases = run->check->cases;
-    *k = (struct kind_case){.run = run, .kind = cases->kind};
-    return k->kind->find(k, cases);
-}
-
-bool kind_open(struct kind_case *k, struct check_run *run)
-{
-    return kind_find(k, run) && kind_make(k);
-}
-
 void kind_close(struct kind_case *k)
 {
     case_session_destroy(k->session);
@@ -68,24 +56,12 @@ void kind_run(struct kind_case *k)
 struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,
                                   const struct case_setup *setup)
 {
-    struct case_backend backend = numerics_backend(subject, k->at.options);
-    struct case_session *session = NULL;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = case_session_create(&backend, k->c, setup, &session, &error.base);
-    if (status != ATTN_OK)
-        kind_report(k, status, host_error_text(&error));
-    return session;
-}
-
-void kind_judge_into(struct kind_case *k, struct case_verdict *verdict)
-{
-    numerics_judge_into(k->run, k->session, k->c, &k->at.spec, verdict);
+    return numerics_session(k->run, subject, k->c, k->at.options, setup);
 }
 
 bool kind_judge(struct kind_case *k)
 {
-    return numerics_judge(k->run, k->session, k->c, &k->at.spec);
+    return numerics_judge(k->run, k->session, k->c);
 }
 
 void kind_report(const struct kind_case *k, attn_status status, const char *text)
@@ -93,11 +69,9 @@ void kind_report(const struct kind_case *k, attn_status status, const char *text
     numerics_report(k->run, &k->at.spec, status, text);
 }
 
-bool kind_told(struct kind_case *k, const struct case_verdict *verdict)
+bool kind_good(const struct kind_case *k, attn_status status)
 {
-    if (!verdict->good)
-        numerics_report_case(k->run, k->c, &k->at.spec, verdict);
-    return verdict->good;
+    return numerics_good(k->run, &k->at.spec, status);
 }
 
 void *kind_keep(const struct kind_case *k)
@@ -114,8 +88,8 @@ const struct relation by_itself = {.judge = kind_run};
 
 void kind_run_row(struct check_run *run)
 {
-    struct kind_case k;
-    if (kind_find(&k, run))
+    struct kind_case k = {.run = run, .kind = run->check->cases->kind};
+    if (k.kind->find(&k, run->check->cases))
         run->check->relation->judge(&k);
     kind_close(&k);
 }
@@ -168,19 +142,17 @@ bool kind_left(struct kind_case *k, const void *first, const char *what)
 bool kind_same(struct kind_case *k, const void *first, const char *what)
 {
     char text[700];
-    host_error error;
-    host_error_init(&error);
-    attn_status status = session_spoil_scratch(k->session, &error.base);
+    attn_status status = session_spoil_scratch(k->session, check_error(k->run));
     if (status == ATTN_OK)
-        status = case_session_try(k->session, k->c, NULL, NULL, &error.base);
+        status = case_session_try(k->session, k->c, NULL, NULL, check_error(k->run));
     k->session->num_runs++;
     if (status == ATTN_OK)
-        status = session_fetch(k->session, k->c, &error.base);
+        status = session_fetch(k->session, k->c, check_error(k->run));
     if (status == ATTN_OK)
-        status = session_check_memory(k->session, &error.base);
+        status = session_check_memory(k->session, check_error(k->run));
     if (status == ATTN_OK)
         return kind_left(k, first, what);
-    snprintf(text, sizeof text, "%s: %s", what, host_error_text(&error));
+    snprintf(text, sizeof text, "%s: %s", what, check_error_text(k->run));
     kind_report(k, status, text);
     return false;
 }

@@ -157,9 +157,7 @@ struct check_kind {
 };
 extern const struct check_kind softmax_layers, latent_layers, linear_layers;
 
-/* The spec of case run->index; or with the case of it. False: reported. It is closed in either case. */
-bool kind_find(struct kind_case *k, struct check_run *run);
-bool kind_open(struct kind_case *k, struct check_run *run);
+/* Its case and its session go. */
 void kind_close(struct kind_case *k);
 
 /* Make the case of its spec. False: reported. Make it, judge it in a session of its own, and destroy it. */
@@ -174,11 +172,12 @@ bool kind_declares(struct kind_case *k, uint32_t traits);
 struct case_session *kind_session(const struct kind_case *k, const struct check_subject *subject,
                                   const struct case_setup *setup);
 
-/* Plan and forward it, and compare with the oracle; or report that, too. False: reported. */
-void kind_judge_into(struct kind_case *k, struct case_verdict *verdict);
+/* Plan and forward it, and compare with the oracle. False: reported. */
 bool kind_judge(struct kind_case *k);
-bool kind_told(struct kind_case *k, const struct case_verdict *verdict);
+
+/* What went wrong with it; or whether a call was good, which said so in the run's error. */
 void kind_report(const struct kind_case *k, attn_status status, const char *text);
+bool kind_good(const struct kind_case *k, attn_status status);
 
 /* A copy of what the last call has left. NULL: reported. */
 void *kind_keep(const struct kind_case *k);

@@ -86,19 +86,9 @@ bool linear_begin(struct kind_case *k)
     return k->session && linear_reset(k);
 }
 
-/* `status` was OK; if not, it is reported. */
-static bool passed(const struct kind_case *k, attn_status status, const host_error *error)
-{
-    if (status != ATTN_OK)
-        kind_report(k, status, host_error_text(error));
-    return status == ATTN_OK;
-}
-
 bool linear_reset(struct kind_case *k)
 {
-    host_error error;
-    host_error_init(&error);
-    return passed(k, linear_case_reset(k->c, k->session, &error.base), &error);
+    return kind_good(k, linear_case_reset(k->c, k->session, check_error(k->run)));
 }
 
 /* Is the state rounded where it is stored? Then it is judged from one store to the next. */
@@ -110,12 +100,10 @@ static bool rounds(const struct kind_case *k)
 bool linear_part(struct kind_case *k, const struct linear_part *part)
 {
     struct case_verdict verdict;
-    host_error error;
-    host_error_init(&error);
     if (!rounds(k))
-        return passed(k, linear_case_forward(k->c, k->session, part, &error.base), &error);
+        return kind_good(k, linear_case_forward(k->c, k->session, part, check_error(k->run)));
     linear_case_judge_part(k->c, k->session, part, &verdict);
-    return kind_told(k, &verdict);
+    return numerics_told(k->run, k->c, &verdict);
 }
 
 bool linear_judge_parts(struct kind_case *k)
@@ -123,5 +111,5 @@ bool linear_judge_parts(struct kind_case *k)
     struct case_verdict verdict = {.good = true};
     if (!rounds(k))
         session_judge_part(k->session, k->c, NULL, NULL, &verdict);
-    return kind_told(k, &verdict);
+    return numerics_told(k->run, k->c, &verdict);
 }

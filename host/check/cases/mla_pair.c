@@ -94,28 +94,25 @@ static void relate(const struct mla_pair *pair)
 static bool make_cases(struct mla_pair *pair)
 {
     const struct case_latent *latent = &pair->spec.latent;
-    host_error error;
-    host_error_init(&error);
     pair->absorbed = numerics_case(pair->run, &pair->spec, NULL);
     pair->expanded = pair->absorbed ? numerics_case(pair->run, &pair->expanded_spec, NULL) : NULL;
     pair->w_uk = make_weights(pair, 0, pair->spec.num_q_heads * latent->nope_dim);
     pair->w_uv = make_weights(pair, 1, pair->spec.num_q_heads * latent->v_dim);
     if (!pair->expanded)
         return false;
-    attn_status status = pair->w_uk && pair->w_uv ? ATTN_OK
-                                                  : host_fail(&error.base, ATTN_OUT_OF_HOST_MEMORY,
-                                                              "no memory for W_UK");
+    attn_error *error = check_error(pair->run);
+    attn_status status = pair->w_uk && pair->w_uv
+                             ? ATTN_OK
+                             : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for W_UK");
     if (status == ATTN_OK) {
         relate(pair);
         /* Queries and keys are others than the needles were planted among. */
         pair->absorbed->num_needles = pair->expanded->num_needles = 0;
-        status = case_place_tokens(pair->absorbed, &error.base);
+        status = case_place_tokens(pair->absorbed, error);
     }
     if (status == ATTN_OK)
-        status = case_place_tokens(pair->expanded, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(pair->run, &pair->spec, status, host_error_text(&error));
-    return status == ATTN_OK;
+        status = case_place_tokens(pair->expanded, error);
+    return numerics_good(pair->run, &pair->spec, status);
 }
 
 bool mla_pair_init(struct mla_pair *pair, struct check_run *run, const struct case_spec *spec,
@@ -137,8 +134,8 @@ void mla_pair_finish(struct mla_pair *pair)
 
 bool mla_pair_judge(struct mla_pair *pair)
 {
-    return numerics_judge_alone(pair->run, pair->absorbed, &pair->spec, pair->options) &&
-           numerics_judge_alone(pair->run, pair->expanded, &pair->expanded_spec, pair->options);
+    return numerics_judge_alone(pair->run, pair->absorbed, pair->options) &&
+           numerics_judge_alone(pair->run, pair->expanded, pair->options);
 }
 
 /* ---- Comparing ------------------------------------------------------------------------------- */

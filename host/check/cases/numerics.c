@@ -4,6 +4,8 @@
  */
 #include "host/check/cases/numerics.h"
 
+#include "host/check/cases/forward_case_private.h"
+
 #include "host/base/error.h"
 
 #include <stdio.h>
@@ -90,16 +92,34 @@ void numerics_report(struct check_run *run, const struct case_spec *spec, attn_s
     check_report_status(run, status, text, what);
 }
 
-void numerics_report_case(struct check_run *run, const struct forward_case *c,
-                          const struct case_spec *spec, const struct case_verdict *verdict)
+bool numerics_good(struct check_run *run, const struct case_spec *spec, attn_status status)
+{
+    if (status != ATTN_OK)
+        numerics_report(run, spec, status, check_error_text(run));
+    return status == ATTN_OK;
+}
+
+bool numerics_told(struct check_run *run, const struct forward_case *c,
+                   const struct case_verdict *verdict)
 {
     char operands[OPERANDS_TEXT];
     bool is_first = run->code == CHECK_PASS;
-    numerics_report(run, spec, verdict->status, verdict->text);
+    if (verdict->good)
+        return true;
+    numerics_report(run, &c->spec, verdict->status, verdict->text);
     size_t length = strlen(run->text);
     forward_case_operands(c, operands, sizeof operands);
     if (is_first && run->code == CHECK_FAIL)
         snprintf(run->text + length, sizeof run->text - length, "%s", operands);
+    return false;
+}
+
+attn_status numerics_create(struct check_run *run, const attn_options *options,
+                            const attn_problem *problem, attn_instance **instance)
+{
+    const struct case_backend backend = numerics_backend(run->subject, options);
+    return backend.type->create(backend.type, problem, 1, backend.options, backend.services,
+                                instance, check_error(run));
 }
 
 struct forward_case *numerics_case(struct check_run *run, const struct case_spec *spec,
@@ -107,85 +127,72 @@ struct forward_case *numerics_case(struct check_run *run, const struct case_spec
 {
     char what[SPEC_TEXT];
     struct forward_case *c = NULL;
-    host_error error;
-    host_error_init(&error);
     case_spec_describe(spec, what, sizeof what);
     check_note(run, "%s", what);
     attn_status status =
-        base ? forward_case_create_variant(spec, base, &c, &error.base)
-             : forward_case_create(spec, run->seed, run->subject->device, &c, &error.base);
-    if (status != ATTN_OK) {
-        numerics_report(run, spec, status, host_error_text(&error));
-        return c;
-    }
+        base ? forward_case_create_variant(spec, base, &c, check_error(run))
+             : forward_case_create(spec, run->seed, run->subject->device, &c, check_error(run));
+    if (!numerics_good(run, spec, status))
+        return NULL;
     char operands[OPERANDS_TEXT]; /* for a crash */
     forward_case_operands(c, operands, sizeof operands);
     check_note(run, "%s%s", what, operands);
     return c;
 }
 
-struct case_session *numerics_session(struct check_run *run, const struct forward_case *c,
-                                      const struct case_spec *spec, const attn_options *options,
+struct case_session *numerics_session(struct check_run *run, const struct check_subject *subject,
+                                      const struct forward_case *c, const attn_options *options,
                                       const struct case_setup *setup)
 {
-    struct case_backend backend = numerics_backend(run->subject, options);
+    struct case_backend backend = numerics_backend(subject, options);
     struct case_session *session = NULL;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = case_session_create(&backend, c, setup, &session, &error.base);
-    if (status != ATTN_OK)
-        numerics_report(run, spec, status, host_error_text(&error));
+    numerics_good(run, &c->spec,
+                  case_session_create(&backend, c, setup, &session, check_error(run)));
     return session;
 }
 
 /* What the note on a repetition says. */
 struct noted {
     struct check_run *run;
-    const struct case_spec *spec;
+    const struct forward_case *c;
 };
 
 static void note_repetition(void *ctx, int32_t n)
 {
     const struct noted *noted = ctx;
     char what[SPEC_TEXT];
-    case_spec_describe(noted->spec, what, sizeof what);
+    case_spec_describe(&noted->c->spec, what, sizeof what);
     check_note(noted->run, "repetition %d of %d; %s", n, noted->run->subject->repeat, what);
 }
 
 void numerics_judge_into(struct check_run *run, struct case_session *session,
-                         struct forward_case *c, const struct case_spec *spec,
-                         struct case_verdict *verdict)
+                         struct forward_case *c, struct case_verdict *verdict)
 {
-    struct noted noted = {run, spec};
+    struct noted noted = {run, c};
     const struct case_run how = {
         .repeat = run->subject->repeat, .note = note_repetition, .ctx = &noted};
     case_session_repeat(session, c, &how, verdict);
 }
 
-bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
-                    const struct case_spec *spec)
+bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c)
 {
     struct case_verdict verdict;
-    numerics_judge_into(run, session, c, spec, &verdict);
-    if (!verdict.good)
-        numerics_report_case(run, c, spec, &verdict);
-    return verdict.good;
+    numerics_judge_into(run, session, c, &verdict);
+    return numerics_told(run, c, &verdict);
 }
 
 bool numerics_judge_alone(struct check_run *run, struct forward_case *c,
-                          const struct case_spec *spec, const attn_options *options)
+                          const attn_options *options)
 {
     struct case_backend backend = numerics_backend(run->subject, options);
-    struct noted noted = {run, spec};
+    struct noted noted = {run, c};
     const struct case_run how = {.exact_memory = true,
                                  .repeat = run->subject->repeat,
                                  .note = note_repetition,
                                  .ctx = &noted};
     struct case_verdict verdict;
     forward_case_judge(c, &backend, &how, &verdict);
-    if (!verdict.good)
-        numerics_report_case(run, c, spec, &verdict);
-    return verdict.good;
+    return numerics_told(run, c, &verdict);
 }
 
 /* What is left out has the base's value. */
@@ -238,7 +245,7 @@ void numerics_run(struct check_run *run, const struct case_spec *spec, const att
 {
     struct forward_case *c = numerics_case(run, spec, NULL);
     if (c)
-        numerics_judge_alone(run, c, spec, options);
+        numerics_judge_alone(run, c, options);
     forward_case_destroy(c);
 }
 

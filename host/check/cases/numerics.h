@@ -17,30 +17,35 @@ struct case_backend numerics_backend(const struct check_subject *subject,
 void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
                      const char *text);
 
+/* ATTN_OK, or that, with what the run's error says. */
+bool numerics_good(struct check_run *run, const struct case_spec *spec, attn_status status);
+
 /* The same of a verdict on the case; where it fails, also how its operands lie. */
-void numerics_report_case(struct check_run *run, const struct forward_case *c,
-                          const struct case_spec *spec, const struct case_verdict *verdict);
+bool numerics_told(struct check_run *run, const struct forward_case *c,
+                   const struct case_verdict *verdict);
+
+/* An instance of the run's subject; `options` NULL = its own. */
+attn_status numerics_create(struct check_run *run, const attn_options *options,
+                            const attn_problem *problem, attn_instance **instance);
 
 /* A case of the run's seed, or a variant of `base`. NULL: it was reported. */
 struct forward_case *numerics_case(struct check_run *run, const struct case_spec *spec,
                                    const struct forward_case *base);
 
-/* A session for the case. NULL: it was reported. */
-struct case_session *numerics_session(struct check_run *run, const struct forward_case *c,
-                                      const struct case_spec *spec, const attn_options *options,
+/* A session of this subject for the case. NULL: it was reported. */
+struct case_session *numerics_session(struct check_run *run, const struct check_subject *subject,
+                                      const struct forward_case *c, const attn_options *options,
                                       const struct case_setup *setup);
 
 /* Run a case in a session, as often as the subject says, with a note for each repetition. And judge it. False: it was
  * reported. */
 void numerics_judge_into(struct check_run *run, struct case_session *session,
-                         struct forward_case *c, const struct case_spec *spec,
-                         struct case_verdict *verdict);
-bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c,
-                    const struct case_spec *spec);
+                         struct forward_case *c, struct case_verdict *verdict);
+bool numerics_judge(struct check_run *run, struct case_session *session, struct forward_case *c);
 
 /* The same in a session of its own, in memory that is as large as asked for, and aligned no better. */
 bool numerics_judge_alone(struct check_run *run, struct forward_case *c,
-                          const struct case_spec *spec, const attn_options *options);
+                          const attn_options *options);
 
 /* How many of `count` random cases: all, 20 times as many with --exhaustive, a twentieth where each
  * is likely to be compiled first. */

@@ -6,19 +6,19 @@
 
 #include "host/check/cases/draw.h"
 
-#include "host/base/error.h"
-
-attn_status other_host_init(struct other_host *other, const struct check_subject *subject,
-                            uint32_t num_threads, attn_error *error)
+bool other_host_init(struct other_host *other, struct check_run *run, uint32_t num_threads)
 {
+    const struct check_subject *subject = run->subject;
+    attn_error *error = check_error(run);
     *other = (struct other_host){0};
     attn_status status = threads_create(num_threads, &other->threads, error);
-    if (status != ATTN_OK)
-        return status;
-    other->composer = subject->host->composer;
-    other->composer.threads = other->threads;
-    return compose_resolve(&other->composer, subject->backend, subject->device, &other->node,
-                           error);
+    if (status == ATTN_OK) {
+        other->composer = subject->host->composer;
+        other->composer.threads = other->threads;
+        status = compose_resolve(&other->composer, subject->backend, subject->device, &other->node,
+                                 error);
+    }
+    return check_good(run, status, "a pool of %u threads", num_threads);
 }
 
 void other_host_finish(struct other_host *other)
@@ -33,16 +33,11 @@ void other_host_use(struct check_run *run, uint32_t num_threads,
     const struct check_subject *given = run->subject;
     struct check_subject subject = *given;
     struct other_host other;
-    host_error error;
     if (given->device->type != ATTN_DEVICE_CPU) {
         use(run, ctx);
         return;
     }
-    host_error_init(&error);
-    attn_status status = other_host_init(&other, given, num_threads, &error.base);
-    if (status != ATTN_OK) {
-        check_fail(run, "a pool of %u threads: %s", num_threads, host_error_text(&error));
-    } else {
+    if (other_host_init(&other, run, num_threads)) {
         subject.services = &other.node->services;
         run->subject = &subject;
         use(run, ctx);

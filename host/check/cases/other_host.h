@@ -15,9 +15,8 @@ struct other_host {
     struct compose_node *node; /* the backend's tree, resolved anew */
 };
 
-/* other_host_finish() in any case. */
-attn_status other_host_init(struct other_host *other, const struct check_subject *subject,
-                            uint32_t num_threads, attn_error *error);
+/* Of the run's subject. False: reported. other_host_finish() in any case. */
+bool other_host_init(struct other_host *other, struct check_run *run, uint32_t num_threads);
 void other_host_finish(struct other_host *other);
 
 /* use(run, ctx) while the run's subject is on a pool of so many threads; on a GPU as it is. */

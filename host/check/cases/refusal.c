@@ -15,17 +15,16 @@ static bool is_utf8(const char *text)
     return !*text;
 }
 
-bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
-                     const char *what)
+bool refusal_is_told(struct check_run *run, attn_status status, const char *what)
 {
-    const char *text = host_error_text(error);
+    const char *text = check_error_text(run);
     if (status == ATTN_OK)
         check_fail(run, "%s: succeeded; accepted: a failure", what);
     else if (status < 0 || status >= ATTN_STATUS_COUNT)
         check_fail(run, "%s: status %d: accepted 0..%d", what, status, ATTN_STATUS_COUNT - 1);
-    else if (error->base.code != status)
+    else if (run->error.base.code != status)
         check_fail(run, "%s: error.code is %d: accepted %d, what was returned (%s)", what,
-                   error->base.code, status, text);
+                   run->error.base.code, status, text);
     else if (!*text)
         check_fail(run, "%s: %s without a message", what, host_status_name(status));
     else if (!is_utf8(text))
@@ -35,24 +34,27 @@ bool refusal_is_told(struct check_run *run, attn_status status, const host_error
     return false;
 }
 
-bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
-                const host_error *error, const char *what)
+bool refusal_gives(const struct check_subject *subject, attn_status status, attn_status wanted)
 {
-    bool by_child = status == ATTN_CHILD_FAILED && run->subject->type &&
-                    run->subject->type->flags & ATTN_BACKEND_COMPOSITE;
-    if (status != wanted && !by_child) {
-        const char *text = host_error_text(error);
+    return status == wanted || (status == ATTN_CHILD_FAILED && subject->type &&
+                                subject->type->flags & ATTN_BACKEND_COMPOSITE);
+}
+
+bool refusal_is(struct check_run *run, attn_status status, attn_status wanted, const char *what)
+{
+    if (!refusal_gives(run->subject, status, wanted)) {
+        const char *text = check_error_text(run);
         check_fail(run, "%s: %s%s%s%s: accepted %s", what, host_status_name(status),
                    *text ? " (" : "", text, *text ? ")" : "", host_status_name(wanted));
         return false;
     }
-    return refusal_is_told(run, status, error, what);
+    return refusal_is_told(run, status, what);
 }
 
-bool refusal_names(const host_error *error, const char *const *words)
+bool refusal_names(const struct check_run *run, const char *const *words)
 {
     for (; *words; words++)
-        if (strstr(host_error_text(error), *words))
+        if (strstr(check_error_text(run), *words))
             return true;
     return false;
 }

@@ -7,18 +7,17 @@
 #define HOST_CHECK_CASES_REFUSAL_H
 
 #include "host/check/check.h"
-#include "host/base/error.h"
 
-/* Did a call fail with this status, and did it say why? Else the case fails; `what` is the call. Of
- * a composite CHILD_FAILED will do, too: it is a child that found out. */
-bool refusal_is(struct check_run *run, attn_status status, attn_status wanted,
-                const host_error *error, const char *what);
+/* Is it this status? Of a composite CHILD_FAILED will do, too: it is a child that found out. */
+bool refusal_gives(const struct check_subject *subject, attn_status status, attn_status wanted);
+
+/* Did a call fail with this status, and does the run's error (check_error()) say why? Else the case fails; `what` is the call. */
+bool refusal_is(struct check_run *run, attn_status status, attn_status wanted, const char *what);
 
 /* The same without a wanted one: any failure will do. */
-bool refusal_is_told(struct check_run *run, attn_status status, const host_error *error,
-                     const char *what);
+bool refusal_is_told(struct check_run *run, attn_status status, const char *what);
 
 /* Does the message name one of these words (ended by NULL)? */
-bool refusal_names(const host_error *error, const char *const *words);
+bool refusal_names(const struct check_run *run, const char *const *words);
 
 #endif /* HOST_CHECK_CASES_REFUSAL_H */

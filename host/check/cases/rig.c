@@ -48,7 +48,7 @@ static attn_status make_layer(struct rig *rig, struct rig_batch *b, struct case_
                               uint64_t seed)
 {
     const int group = l == RIG_LAYERS - 1;
-    attn_error *error = &rig->error.base;
+    attn_error *error = &rig->run->error.base;
     spec->linear.layer = l - group;
     spec->linear.state_group = group;
     uint64_t own = spec->kind == ATTN_KIND_LINEAR ? mix_absorb(seed, (uint64_t)group)
@@ -117,7 +117,7 @@ static attn_status make_batches(struct rig *rig, uint64_t seed)
             view_batch(rig, b);
         rig->given_batches[number] = &b->batch;
     }
-    return status == ATTN_OK ? device_synchronize(rig->device, rig->stream, &rig->error.base)
+    return status == ATTN_OK ? device_synchronize(rig->device, rig->stream, check_error(rig->run))
                              : status;
 }
 
@@ -156,14 +156,13 @@ const char *rig_a_batch(const struct rig *rig, int batch)
 
 static void set_given(struct rig *rig)
 {
-    const struct check_subject *subject = rig->subject;
+    const struct check_subject *subject = rig->run->subject;
     rig->type = subject->type;
     rig->options = subject->options;
     rig->services = subject->services;
     rig->problems = rig->question.problems;
     rig->bounds = &rig->question.bounds;
-    rig->given_error = &rig->error.base;
-    host_error_init(&rig->error);
+    rig->given_error = &rig->run->error.base;
 }
 
 /* Cases with seeds of their own go through the kinds that the subject serves. */
@@ -183,7 +182,7 @@ static bool rig_open_with(struct rig *rig, struct check_run *run, uint64_t seed,
     char why[512];
     const struct check_subject *subject = run->subject;
     memset(rig, 0, sizeof *rig);
-    rig->subject = subject;
+    rig->run = run;
     rig->device = subject->device;
     rig->ops = subject->type->ops;
     set_given(rig);
@@ -194,12 +193,12 @@ static bool rig_open_with(struct rig *rig, struct check_run *run, uint64_t seed,
         check_skip(run, "query accepts no plain problem on this device: %s", why);
         return false;
     }
-    attn_status status = device_stream_create(rig->device, &rig->stream, &rig->error.base);
+    attn_status status = device_stream_create(rig->device, &rig->stream, check_error(rig->run));
     if (status == ATTN_OK)
         status = make_batches(rig, seed);
     if (status == ATTN_OK)
         return true;
-    check_fail(run, "making operands: %s", host_error_text(&rig->error));
+    check_fail(run, "making operands: %s", check_error_text(rig->run));
     rig_close(rig);
     return false;
 }
@@ -242,9 +241,8 @@ int rig_needed_roles(const struct rig *rig, uint32_t roles[ATTN_ROLE_COUNT])
 
 attn_status rig_create(struct rig *rig, attn_instance **instance)
 {
-    host_error_init(&rig->error);
     attn_status status = rig->type->create(rig->type, rig->problems, RIG_GROUPS, rig->options,
-                                           rig->services, instance, rig->given_error);
+                                           rig->services, instance, rig_error(rig));
     if (status != ATTN_OK || !*instance)
         return status;
     rig->index_forms = rig->ops->index_forms(*instance);

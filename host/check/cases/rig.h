@@ -18,7 +18,6 @@
 #include "host/check/check.h"
 #include "host/check/cases/forward_case_private.h"
 #include "host/check/cases/regions.h"
-#include "host/base/error.h"
 
 enum {
     RIG_GROUPS = 2,
@@ -53,7 +52,7 @@ struct rig_batch {
 
 /* Initialised in place and never copied. */
 struct rig {
-    const struct check_subject *subject;
+    struct check_run *run;
     const struct device *device;
     const attn_backend_ops *ops;
     struct rig_question question;
@@ -71,8 +70,7 @@ struct rig {
     const attn_bounds *bounds;
     const attn_batch *given_batches[RIG_BATCHES];
     const attn_forward_args *given_args[RIG_BATCHES][RIG_LAYERS];
-    attn_error *given_error; /* emptied before each call */
-    host_error error;        /* what given_error points to at first */
+    attn_error *given_error; /* at first that of the run, which is emptied before each call */
 };
 
 /* ---- Life ------------------------------------------------------------------------------------ */
@@ -114,6 +112,13 @@ int32_t rig_count_seeds(const struct check_subject *subject);
 
 /* ---- Calls, as a host makes them ------------------------------------------------------------- */
 
+/* What the next call is given for its error. */
+static inline attn_error *rig_error(const struct rig *rig)
+{
+    check_error(rig->run);
+    return rig->given_error;
+}
+
 attn_status rig_create(struct rig *rig, attn_instance **instance);
 
 /* As a host prepares what it created (LIFE-10); good where there is nothing to prepare. */
@@ -122,7 +127,7 @@ void rig_destroy(struct rig *rig, attn_instance *instance);
 
 /* rig_create() that has to succeed. false: the case has failed, or was skipped if a dependency is
  * missing. */
-bool rig_create_for(struct rig *rig, struct check_run *run, attn_instance **instance);
+bool rig_create_for(struct rig *rig, attn_instance **instance);
 
 attn_status rig_metadata_size(struct rig *rig, attn_instance *instance, attn_memory_size *size);
 
@@ -151,18 +156,18 @@ struct rig_session {
 };
 
 /* On failure the case has failed, or was skipped if a dependency is missing; nothing is left. */
-bool rig_session_open(struct rig_session *session, struct rig *rig, struct check_run *run);
+bool rig_session_open(struct rig_session *session, struct rig *rig);
 
 /* The same for what needs no forward: where prepare() finds no compiler or kernels, memory and
  * plans may still be looked at. */
-bool rig_session_open_without(struct rig_session *session, struct rig *rig, struct check_run *run);
+bool rig_session_open_without(struct rig_session *session, struct rig *rig);
 
 void rig_session_close(struct rig_session *session, struct rig *rig);
 
 /* What a row does with a rig of the run's seed and a session: once, or for each batch until the case fails. */
 struct rig_check {
-    void (*body)(struct check_run *run, struct rig *rig, struct rig_session *session);
-    void (*each)(struct check_run *run, struct rig *rig, struct rig_session *session, int batch);
+    void (*body)(struct rig *rig, struct rig_session *session);
+    void (*each)(struct rig *rig, struct rig_session *session, int batch);
     bool plans_alone; /* it needs no forward (rig_session_open_without()) */
 };
 void rig_run_check(struct check_run *run, const struct rig_check *check);
@@ -178,8 +183,7 @@ void rig_run_row(struct check_run *run);
     }
 
 /* Another metadata of an instance, within the rig's bounds. False: the case has failed. */
-bool rig_metadata_open(struct rig_session *more, struct rig *rig, struct check_run *run,
-                       attn_instance *instance);
+bool rig_metadata_open(struct rig_session *more, struct rig *rig, attn_instance *instance);
 void rig_metadata_close(struct rig_session *more, struct rig *rig);
 
 /* ---- Results --------------------------------------------------------------------------------- */
@@ -191,11 +195,11 @@ attn_status rig_reset(struct rig *rig, int batch);
 char *rig_result(struct rig *rig, int batch);
 
 /* From rig_reset() to rig_result() with a batch. NULL: the case has failed. */
-char *rig_run(struct rig *rig, struct check_run *run, attn_metadata *metadata, int batch);
+char *rig_run(struct rig *rig, attn_metadata *metadata, int batch);
 
 /* A whole life, from create to destroy, with every batch. On success results[] has num_batches
  * results, which the caller frees; false: the case has failed or was skipped, nothing is there. */
-bool rig_life(struct rig *rig, struct check_run *run, char *results[RIG_BATCHES]);
+bool rig_life(struct rig *rig, char *results[RIG_BATCHES]);
 void rig_free(char *results[RIG_BATCHES]);
 
 /* Are two results of a batch the same: to the bit if the backend says that it is deterministic,
@@ -204,14 +208,16 @@ const char *rig_difference(const struct rig *rig, int batch, char *a, char *b);
 
 /* Is the result (NULL: that was reported) what was expected of this batch, as rig_difference() compares them? The case
  * fails with "WHEN, the output of the extend batch differs". Both are freed. */
-void rig_expect(const struct rig *rig, struct check_run *run, int batch, char *expected,
-                char *result, const char *when);
+void rig_expect(const struct rig *rig, int batch, char *expected, char *result, const char *when);
 
 /* Has anything changed in a result but the outputs and the slots of this batch? NULL, or what. */
 const char *rig_trespass(const struct rig *rig, int batch, char *result);
 
-/* ATTN_OK, or the case fails with the rig's message. */
-bool rig_good(struct rig *rig, struct check_run *run, attn_status status, const char *what);
+/* ATTN_OK, or the case fails. */
+static inline bool rig_good(const struct rig *rig, attn_status status, const char *what)
+{
+    return check_good(rig->run, status, "%s", what);
+}
 
 /* "extend", "decode" ...; with its article. */
 const char *rig_batch_name(const struct rig *rig, int batch);

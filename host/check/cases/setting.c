@@ -91,14 +91,16 @@ void setting_find(const struct check_subject *subject, int32_t index, struct set
 
 /* ---- Parse ----------------------------------------------------------------------------------- */
 
-attn_status setting_parse(const struct check_subject *subject, const struct setting *settings,
-                          int count, struct options **options, host_error *error)
+attn_status setting_parse(struct check_run *run, const struct setting *settings, int count,
+                          struct options **options)
 {
+    const struct check_subject *subject = run->subject;
+    attn_error *error = check_error(run);
     const attn_options *given = subject->options;
     uint32_t most = given->num_values + (uint32_t)count, used = 0;
     struct options_text *texts = calloc(most + 1, sizeof *texts);
     if (!texts)
-        return host_fail(&error->base, ATTN_OUT_OF_HOST_MEMORY, "no memory for options");
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for options");
     for (uint32_t v = 0; v < given->num_values; v++) {
         const attn_option_value *value = attn_at(given->values, v);
         bool replaced = strcmp(value->place, "default") == 0;
@@ -110,9 +112,8 @@ attn_status setting_parse(const struct check_subject *subject, const struct sett
     for (int s = 0; s < count; s++)
         texts[used++] = (struct options_text){setting_option(subject, settings[s].option)->key,
                                               settings[s].text, "attnhost check", "/"};
-    host_error_init(error);
-    attn_status status = options_create(subject->type, subject->type->name, NULL, texts, used,
-                                        options, &error->base);
+    attn_status status =
+        options_create(subject->type, subject->type->name, NULL, texts, used, options, error);
     free(texts);
     return status;
 }
@@ -125,6 +126,17 @@ void setting_describe(const struct check_subject *subject, const struct setting 
         length += (size_t)snprintf(text + length, 3 * SETTING_TEXT - length, "%s%.60s = %.60s",
                                    s ? ", " : "", setting_option(subject, settings[s].option)->key,
                                    settings[s].text);
+}
+
+struct options *setting_open(struct check_run *run, const struct setting *settings, int count,
+                             char what[3 * SETTING_TEXT])
+{
+    struct options *options = NULL;
+    setting_describe(run->subject, settings, count, what);
+    check_note(run, "with %s", what);
+    if (setting_parse(run, settings, count, &options) != ATTN_OK)
+        check_fail(run, "%s: the host refuses what is declared: %s", what, check_error_text(run));
+    return options;
 }
 
 /* More often than not it is a number, at an end or between them: work is cut by these. */
@@ -157,12 +169,11 @@ static bool draw_choice(const struct check_run *run, uint32_t taken, struct sett
     return false;
 }
 
-struct options *setting_draw_options(const struct check_run *run, setting_test *accepts, void *ctx,
+struct options *setting_draw_options(struct check_run *run, setting_test *accepts, void *ctx,
                                      char what[3 * SETTING_TEXT])
 {
     int32_t count = setting_count_all(run->subject);
     struct setting settings[2];
-    host_error error;
     what[0] = '\0';
     if (count == 0 || mix_stream(run->seed, 3) % 4 == 0)
         return NULL;
@@ -170,8 +181,7 @@ struct options *setting_draw_options(const struct check_run *run, setting_test *
     for (int n = draw_choice(run, settings[0].option, &settings[1]) ? 2 : 1; n > 0; n--) {
         struct options *options = NULL;
         setting_describe(run->subject, settings, n, what);
-        if (setting_parse(run->subject, settings, n, &options, &error) == ATTN_OK &&
-            accepts(ctx, &options->view))
+        if (setting_parse(run, settings, n, &options) == ATTN_OK && accepts(ctx, &options->view))
             return options;
         options_destroy(options);
     }

@@ -34,19 +34,23 @@ void setting_value(const attn_option *option, int32_t which, char text[SETTING_T
 int32_t setting_count_all(const struct check_subject *subject);
 void setting_find(const struct check_subject *subject, int32_t index, struct setting *setting);
 
-/* What the user gave, but for the options of `settings`, and these. */
-attn_status setting_parse(const struct check_subject *subject, const struct setting *settings,
-                          int count, struct options **options, host_error *error);
+/* What the user gave, but for the options of `settings`, and these. The run has the error. */
+attn_status setting_parse(struct check_run *run, const struct setting *settings, int count,
+                          struct options **options);
 
 /* "key = value, key = value" of one or two. */
 void setting_describe(const struct check_subject *subject, const struct setting *settings,
                       int count, char text[3 * SETTING_TEXT]);
 
+/* Both, with a note. NULL: the host refuses what is declared, and the case has failed. */
+struct options *setting_open(struct check_run *run, const struct setting *settings, int count,
+                             char what[3 * SETTING_TEXT]);
+
 /* The user's options with one that is drawn from the run's seed, mostly a number, and mostly a choice of a second one;
  * with the first alone where both are not accepted. `what` says which. NULL, for some seeds and for backends without
  * such options: as the user gave them. */
 typedef bool setting_test(void *ctx, const attn_options *options);
-struct options *setting_draw_options(const struct check_run *run, setting_test *accepts, void *ctx,
+struct options *setting_draw_options(struct check_run *run, setting_test *accepts, void *ctx,
                                      char what[3 * SETTING_TEXT]);
 
 /* A failure says which options there were; "" = none. */

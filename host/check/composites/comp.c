@@ -49,11 +49,11 @@ static void scene_alter(struct scene *scene, enum alteration what, uint64_t valu
 }
 
 /* A case none of whose queries reaches its child shows nothing: it is skipped, with that reason. */
-static void scene_close(struct scene *scene, struct check_run *run)
+static void scene_close(struct scene *scene)
 {
     scene_alter(scene, ALTER_NOT, 0);
-    if (run->code == CHECK_PASS && scene->reached == 0)
-        check_skip(run, "no query of the suite reaches the child %s", scene->child);
+    if (scene->rig.run->code == CHECK_PASS && scene->reached == 0)
+        check_skip(scene->rig.run, "no query of the suite reaches the child %s", scene->child);
     rig_close(&scene->rig);
 }
 
@@ -61,53 +61,51 @@ static void scene_close(struct scene *scene, struct check_run *run)
 
 enum { MAX_REASONS = 16 };
 
-static bool ask(struct scene *scene, struct check_run *run, attn_verdict *verdict,
-                attn_reason reasons[MAX_REASONS])
+static bool ask(struct scene *scene, attn_verdict *verdict, attn_reason reasons[MAX_REASONS])
 {
     struct rig *rig = &scene->rig;
     for (int r = 0; r < MAX_REASONS; r++)
         reasons[r] = (attn_reason){.struct_size = sizeof reasons[r]};
     *verdict = (attn_verdict){
         .struct_size = sizeof *verdict, .reasons_capacity = MAX_REASONS, .reasons = reasons};
-    host_error_init(&rig->error);
     attn_status status = rig->type->query(rig->type, rig->options, rig->services, rig->problems,
-                                          verdict, &rig->error.base);
-    return rig_good(rig, run, status, "query");
+                                          verdict, check_error(rig->run));
+    return rig_good(rig, status, "query");
 }
 
-static void check_refused(struct check_run *run, struct scene *scene)
+static void check_refused(struct scene *scene)
 {
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     bool named = false;
     scene_alter(scene, ALTER_REFUSE, 0);
-    if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0)
+    if (!ask(scene, &verdict, reasons) || scene->altered.hits == 0)
         return;
-    CHECK_THAT(run, !verdict.supported, "the child %s refuses, and the composite accepts",
-               scene->child);
+    CHECK_THAT(scene->rig.run, !verdict.supported,
+               "the child %s refuses, and the composite accepts", scene->child);
     for (uint32_t r = 0; r < verdict.num_reasons && r < MAX_REASONS; r++)
         named |= strncmp(reasons[r].child, scene->child, sizeof reasons[r].child - 1) == 0 &&
                  strcmp(reasons[r].got, ALTERED_WORDS) == 0;
-    CHECK_THAT(run, named,
+    CHECK_THAT(scene->rig.run, named,
                "the child %s refuses, and no reason of the composite is the child's with its name",
                scene->child);
 }
 
-static void check_graph_level(struct check_run *run, struct scene *scene)
+static void check_graph_level(struct scene *scene)
 {
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     for (uint32_t level = 0; level < ATTN_GRAPH_COUNT; level++) {
         scene_alter(scene, ALTER_GRAPH_LEVEL, level);
-        if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
+        if (!ask(scene, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
-        CHECK_THAT(run, verdict.graph_level <= level,
+        CHECK_THAT(scene->rig.run, verdict.graph_level <= level,
                    "the child %s can be captured up to level %u, the composite up to %u",
                    scene->child, level, verdict.graph_level);
     }
 }
 
-static void check_traits(struct check_run *run, struct scene *scene)
+static void check_traits(struct scene *scene)
 {
     static const uint32_t traits[] = {ATTN_TRAIT_DETERMINISTIC, ATTN_TRAIT_BATCH_INVARIANT,
                                       ATTN_TRAIT_CUT_INVARIANT};
@@ -115,25 +113,25 @@ static void check_traits(struct check_run *run, struct scene *scene)
     attn_reason reasons[MAX_REASONS];
     for (size_t n = 0; n < sizeof traits / sizeof traits[0]; n++) {
         scene_alter(scene, ALTER_TRAITS, traits[n]);
-        if (!ask(scene, run, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
+        if (!ask(scene, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
-        CHECK_THAT(run, !(verdict.traits & traits[n]),
+        CHECK_THAT(scene->rig.run, !(verdict.traits & traits[n]),
                    "the child %s lacks the trait %u, and the composite has it", scene->child,
                    traits[n]);
     }
 }
 
-static void check_verdict(struct check_run *run, struct scene *scene)
+static void check_verdict(struct scene *scene)
 {
-    check_refused(run, scene);
-    check_graph_level(run, scene);
-    check_traits(run, scene);
+    check_refused(scene);
+    check_graph_level(scene);
+    check_traits(scene);
 }
 
 /* ---- COMP-03 --------------------------------------------------------------------------------- */
 
 /* Whatever the child asks for, the composite asks for. */
-static void check_forms(struct check_run *run, struct scene *scene)
+static void check_forms(struct scene *scene)
 {
     static const uint32_t forms[] = {ATTN_INDEX_REQ_TO_TOKEN, ATTN_INDEX_BLOCK_TABLE,
                                      ATTN_INDEX_CSR};
@@ -141,18 +139,18 @@ static void check_forms(struct check_run *run, struct scene *scene)
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
         attn_instance *instance = NULL;
         scene_alter(scene, ALTER_INDEX_FORMS, forms[f]);
-        if (!rig_create_for(rig, run, &instance))
+        if (!rig_create_for(rig, &instance))
             return;
         if (scene->altered.hits > 0 && !(rig->index_forms & forms[f]))
-            check_fail(run, "the child %s asks for index forms %u, the composite for %u",
+            check_fail(scene->rig.run, "the child %s asks for index forms %u, the composite for %u",
                        scene->child, forms[f], rig->index_forms);
         else if (scene->altered.hits == 0 && rig->index_forms == 0)
-            check_fail(run, "the composite asks for no index form");
+            check_fail(scene->rig.run, "the composite asks for no index form");
         rig_destroy(rig, instance);
     }
 }
 
-static void check_memory(struct check_run *run, struct scene *scene)
+static void check_memory(struct scene *scene)
 {
     const uint32_t region = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA);
     const uint64_t more = (uint64_t)1 << 20;
@@ -160,79 +158,76 @@ static void check_memory(struct check_run *run, struct scene *scene)
     attn_instance *instance = NULL;
     attn_memory_size before, after;
     scene_alter(scene, ALTER_NOT, 0);
-    if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
+    if (!rig_good(rig, rig_create(rig, &instance), "create"))
         return;
-    bool good = rig_good(rig, run, rig_metadata_size(rig, instance, &before), "metadata_size");
+    bool good = rig_good(rig, rig_metadata_size(rig, instance, &before), "metadata_size");
     scene_alter(scene, ALTER_SIZE, more);
-    good = good && rig_good(rig, run, rig_metadata_size(rig, instance, &after), "metadata_size");
+    good = good && rig_good(rig, rig_metadata_size(rig, instance, &after), "metadata_size");
     if (good && scene->altered.hits > 0 && after.size[region] < before.size[region] + more)
-        check_fail(run, "the child %s asks for %llu bytes more, the composite for %llu",
+        check_fail(scene->rig.run, "the child %s asks for %llu bytes more, the composite for %llu",
                    scene->child, (unsigned long long)more,
                    (unsigned long long)(after.size[region] - before.size[region]));
     rig_destroy(rig, instance);
 }
 
-static void check_needs(struct check_run *run, struct scene *scene)
+static void check_needs(struct scene *scene)
 {
-    check_forms(run, scene);
-    if (run->code == CHECK_PASS)
-        check_memory(run, scene);
+    check_forms(scene);
+    if (scene->rig.run->code == CHECK_PASS)
+        check_memory(scene);
 }
 
 /* ---- COMP-04 --------------------------------------------------------------------------------- */
 
 /* A failure that was planted: the message has the names on the way, and then the child's words. */
-static bool judge_failure(struct check_run *run, struct scene *scene, attn_status status,
-                          const char *call)
+static bool judge_failure(struct scene *scene, attn_status status, const char *call)
 {
-    const char *text = host_error_text(&scene->rig.error), *rest = text;
+    const char *text = check_error_text(scene->rig.run), *rest = text;
     char what[96];
     snprintf(what, sizeof what, "%s whose child %.40s fails", call, scene->child);
-    if (!refusal_is_told(run, status, &scene->rig.error, what))
+    if (!refusal_is_told(scene->rig.run, status, what))
         return false;
     for (int n = 0; n < scene->num_path && rest; n++) {
         rest = strstr(rest, scene->path[n]);
         rest = rest ? rest + strlen(scene->path[n]) : NULL;
     }
     if (!rest || !strstr(rest, ALTERED_WORDS))
-        check_fail(run,
+        check_fail(scene->rig.run,
                    "%s: '%s': accepted the names of the children on the way, %s the last, and "
                    "then '%s'",
                    what, text, scene->child, ALTERED_WORDS);
-    return run->code == CHECK_PASS;
+    return scene->rig.run->code == CHECK_PASS;
 }
 
 /* Of what was made since there were `instances` and `metadata`, nothing is left. */
-static void judge_left(struct check_run *run, const struct scene *scene, int instances,
-                       int metadata, const char *call)
+static void judge_left(const struct scene *scene, int instances, int metadata, const char *call)
 {
     if (scene->altered.live != instances || scene->altered.live_metadata != metadata)
-        check_fail(run,
+        check_fail(scene->rig.run,
                    "%s whose child %s fails: %d instances and %d metadata of children are left, "
                    "where %d and %d are accepted",
                    call, scene->child, scene->altered.live, scene->altered.live_metadata, instances,
                    metadata);
 }
 
-static void check_create_fails(struct check_run *run, struct scene *scene)
+static void check_create_fails(struct scene *scene)
 {
     attn_instance *instance = NULL;
     scene_alter(scene, ALTER_CREATE, 0);
     service_counter_restart(&scene->altered.counter, 0);
     attn_status status = rig_create(&scene->rig, &instance);
-    if (scene->altered.hits > 0 && !judge_failure(run, scene, status, "create"))
+    if (scene->altered.hits > 0 && !judge_failure(scene, status, "create"))
         return;
-    CHECK_THAT(run, !instance || status == ATTN_OK, "create fails, and sets its output");
+    CHECK_THAT(scene->rig.run, !instance || status == ATTN_OK, "create fails, and sets its output");
     if (status == ATTN_OK)
         rig_destroy(&scene->rig, instance);
-    judge_left(run, scene, 0, 0, "create");
-    CHECK_THAT(run, !service_counter_left(&scene->altered.counter),
+    judge_left(scene, 0, 0, "create");
+    CHECK_THAT(scene->rig.run, !service_counter_left(&scene->altered.counter),
                "create whose child %s fails leaves %s", scene->child,
                service_counter_left(&scene->altered.counter));
 }
 
-static void check_metadata_fails(struct check_run *run, struct scene *scene,
-                                 struct rig_session *session)
+static void check_metadata_fails(struct scene *scene, struct rig_session *session)
 {
     struct rig *rig = &scene->rig;
     attn_memory_size size;
@@ -240,109 +235,106 @@ static void check_metadata_fails(struct check_run *run, struct scene *scene,
     int instances = scene->altered.live, others = scene->altered.live_metadata;
     scene_alter(scene, ALTER_METADATA_SIZE, 0);
     attn_status status = rig_metadata_size(rig, session->instance, &size);
-    if (scene->altered.hits > 0 && !judge_failure(run, scene, status, "metadata_size"))
+    if (scene->altered.hits > 0 && !judge_failure(scene, status, "metadata_size"))
         return;
     /* A composite may ask for sizes in metadata_create: it has its own way to fail there. */
     scene_alter(scene, ALTER_METADATA_CREATE, 0);
     status = rig_metadata_create(rig, session->instance, &session->memory, &metadata);
     if (scene->altered.hits > 0)
-        judge_failure(run, scene, status, "metadata_create");
+        judge_failure(scene, status, "metadata_create");
     if (status == ATTN_OK)
         rig->ops->metadata_destroy(metadata);
-    judge_left(run, scene, instances, others, "metadata_create");
+    judge_left(scene, instances, others, "metadata_create");
 }
 
-static void check_batches_fail(struct check_run *run, struct scene *scene,
-                               struct rig_session *session)
+static void check_batches_fail(struct scene *scene, struct rig_session *session)
 {
     struct rig *rig = &scene->rig;
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
+    for (int b = 0; b < rig->num_batches && scene->rig.run->code == CHECK_PASS; b++) {
         scene_alter(scene, ALTER_PLAN, 0);
         attn_status status = rig_plan(rig, session->metadata, b);
-        if (scene->altered.hits > 0 && !judge_failure(run, scene, status, "init_forward_metadata"))
+        if (scene->altered.hits > 0 && !judge_failure(scene, status, "init_forward_metadata"))
             return;
         scene_alter(scene, ALTER_NOT, 0);
-        if (!rig_good(rig, run, rig_plan(rig, session->metadata, b), "init_forward_metadata"))
+        if (!rig_good(rig, rig_plan(rig, session->metadata, b), "init_forward_metadata"))
             return;
         scene_alter(scene, ALTER_FORWARD, 0);
         for (int l = 0; l < RIG_LAYERS; l++) {
             status = rig_forward(rig, session->metadata, b, l);
             if (scene->altered.hits == 0)
                 continue;
-            if (!judge_failure(run, scene, status, "forward"))
+            if (!judge_failure(scene, status, "forward"))
                 return;
             break;
         }
         scene_alter(scene, ALTER_NOT, 0);
-        free(rig_run(rig, run, session->metadata, b));
+        free(rig_run(rig, session->metadata, b));
     }
 }
 
-void scene_check_failures(struct check_run *run, struct scene *scene)
+void scene_check_failures(struct scene *scene)
 {
     struct rig_session session;
-    check_create_fails(run, scene);
+    check_create_fails(scene);
     scene_alter(scene, ALTER_NOT, 0);
     service_counter_restart(&scene->altered.counter, 0);
-    if (run->code != CHECK_PASS || !rig_session_open(&session, &scene->rig, run))
+    if (scene->rig.run->code != CHECK_PASS || !rig_session_open(&session, &scene->rig))
         return;
-    check_batches_fail(run, scene, &session);
+    check_batches_fail(scene, &session);
     scene->rig.ops->metadata_destroy(session.metadata);
     session.metadata = NULL;
-    if (run->code == CHECK_PASS)
-        check_metadata_fails(run, scene, &session);
+    if (scene->rig.run->code == CHECK_PASS)
+        check_metadata_fails(scene, &session);
     scene_alter(scene, ALTER_NOT, 0);
     rig_session_close(&session, &scene->rig);
-    judge_left(run, scene, 0, 0, "a life");
+    judge_left(scene, 0, 0, "a life");
     if (service_counter_left(&scene->altered.counter))
-        check_fail(run, "a life whose child %s fails leaves %s", scene->child,
+        check_fail(scene->rig.run, "a life whose child %s fails leaves %s", scene->child,
                    service_counter_left(&scene->altered.counter));
 }
 
 /* ---- COMP-08 --------------------------------------------------------------------------------- */
 
 /* Which child a row has to reach is what the options mean, and these no suite can know. */
-static void check_rows(struct check_run *run, struct scene *scene, struct rig_session *session,
-                       int b)
+static void check_rows(struct scene *scene, struct rig_session *session, int b)
 {
     struct rig *rig = &scene->rig;
     int32_t rows = rig->given_batches[b]->num_real_tokens;
     attn_status status = rig_plan(rig, session->metadata, b);
-    for (int l = 0; l < RIG_LAYERS && rig_good(rig, run, status, "init_forward_metadata"); l++) {
+    for (int l = 0; l < RIG_LAYERS && rig_good(rig, status, "init_forward_metadata"); l++) {
         scene->altered.rows = 0;
         status = rig_forward(rig, session->metadata, b, l);
-        if (!rig_good(rig, run, status, "forward"))
+        if (!rig_good(rig, status, "forward"))
             return;
         if (scene->altered.rows != rows)
             check_fail(
-                run,
+                scene->rig.run,
                 "layer %d of %s: all children together get %lld rows: accepted %d, each row once",
                 rig->question.layers[l].layer_id, rig_a_batch(rig, b),
                 (long long)scene->altered.rows, rows);
     }
 }
 
-static void check_once(struct check_run *run, struct scene *scene)
+static void check_once(struct scene *scene)
 {
     struct rig_session session;
     scene->reached = 1; /* whichever child the rows reach */
-    if (!rig_session_open(&session, &scene->rig, run))
+    if (!rig_session_open(&session, &scene->rig))
         return;
-    for (int b = 0; b < scene->rig.num_batches && run->code == CHECK_PASS; b++)
-        check_rows(run, scene, &session, b);
+    for (int b = 0; b < scene->rig.num_batches && scene->rig.run->code == CHECK_PASS; b++)
+        check_rows(scene, &session, b);
     rig_session_close(&session, &scene->rig);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-static void with_scene(struct check_run *run,
-                       void (*body)(struct check_run *run, struct scene *scene))
+static void with_scene(struct check_run *run, void (*body)(struct scene *scene))
 {
     struct scene scene;
     if (!scene_open(&scene, run))
         return;
-    body(run, &scene);
-    scene_close(&scene, run);
+    body(&scene);
+    scene_close(&scene);
 }
 
 CHECK_RUN(verdict, with_scene(run, check_verdict))

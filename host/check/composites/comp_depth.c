@@ -39,7 +39,6 @@ static bool define(struct check_run *run, const char *name, int32_t ref, const c
     struct composer *composer = &run->subject->host->composer;
     size_t used = 0;
     int32_t seen = 0;
-    host_error error;
     if (composer_find(composer, name))
         return true;
     struct options_text *texts = calloc(given->num_values + 1, sizeof *texts);
@@ -50,13 +49,12 @@ static bool define(struct check_run *run, const char *name, int32_t ref, const c
             texts[used++] =
                 (struct options_text){value->key, replaced ? child : value->text, place, "/"};
     }
-    host_error_init(&error);
     attn_status status = texts ? composer_define(composer, name, run->subject->type->name, place,
-                                                 texts, used, &error.base)
+                                                 texts, used, check_error(run))
                                : ATTN_OUT_OF_HOST_MEMORY;
     free(texts);
     if (status != ATTN_OK)
-        check_fail(run, "%s cannot be defined: %s", name, host_error_text(&error));
+        check_fail(run, "%s cannot be defined: %s", name, check_error_text(run));
     return status == ATTN_OK;
 }
 
@@ -72,14 +70,12 @@ static void name_it(const struct check_run *run, const char *what, char name[NAM
 static void expect_no_tree(struct check_run *run, const char *name, const char *words)
 {
     struct compose_node *node = NULL;
-    host_error error;
-    host_error_init(&error);
     attn_status status = compose_resolve(&run->subject->host->composer, name, run->subject->device,
-                                         &node, &error.base);
+                                         &node, check_error(run));
     compose_destroy(node);
-    if (status != ATTN_CONFIG_ERROR || !strstr(host_error_text(&error), words))
+    if (status != ATTN_CONFIG_ERROR || !strstr(check_error_text(run), words))
         check_fail(run, "%s: '%s': accepted an error of the configuration that says '%s'", name,
-                   status == ATTN_OK ? "is resolved" : host_error_text(&error), words);
+                   status == ATTN_OK ? "is resolved" : check_error_text(run), words);
 }
 
 /* The one contains itself; the other contains a third one that contains it. */
@@ -116,18 +112,16 @@ static void run_missing(struct check_run *run)
 static struct compose_node *grow(struct check_run *run, const char *name)
 {
     struct compose_node *node = NULL;
-    host_error error;
-    host_error_init(&error);
     attn_status status = compose_resolve(&run->subject->host->composer, name, run->subject->device,
-                                         &node, &error.base);
+                                         &node, check_error(run));
     if (status == ATTN_OK)
-        status = loader_acquire(node->type->plugin, &error.base);
+        status = loader_acquire(node->type->plugin, check_error(run));
     if (status == ATTN_OK) {
         node->acquired = 1;
         return node;
     }
     compose_destroy(node);
-    check_fail(run, "%s: %s", name, host_error_text(&error));
+    check_fail(run, "%s: %s", name, check_error_text(run));
     return NULL;
 }
 
@@ -141,7 +135,7 @@ static void adopt(struct rig *rig, const struct compose_node *node, const attn_b
 }
 
 /* Rows of a MIXED batch may be computed by calls of other modes: close, not to the bit. */
-static void compare(struct check_run *run, struct rig *rig, char *const alone[RIG_BATCHES],
+static void compare(struct rig *rig, char *const alone[RIG_BATCHES],
                     char *const composed[RIG_BATCHES], const char *name, const char *child)
 {
     const uint32_t exact = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT;
@@ -151,26 +145,25 @@ static void compare(struct check_run *run, struct rig *rig, char *const alone[RI
             rig->verdict.traits = traits & ~(uint32_t)ATTN_TRAIT_DETERMINISTIC;
         const char *difference = rig_difference(rig, b, alone[b], composed[b]);
         if (difference)
-            check_fail(run, "%s over %s, %s batch: %s is not what %s alone gives", name, child,
+            check_fail(rig->run, "%s over %s, %s batch: %s is not what %s alone gives", name, child,
                        rig_batch_name(rig, b), difference, child);
         rig->verdict.traits = traits;
     }
 }
 
 /* Results of the composite `node` against those of its leaf alone. */
-static void judge_results(struct check_run *run, struct rig *rig, const struct compose_node *node,
-                          const char *child)
+static void judge_results(struct rig *rig, const struct compose_node *node, const char *child)
 {
     char *alone[RIG_BATCHES] = {NULL}, *composed[RIG_BATCHES] = {NULL};
-    struct compose_node *leaf = grow(run, child);
+    struct compose_node *leaf = grow(rig->run, child);
     if (!leaf)
         return;
     adopt(rig, leaf, leaf->type->type);
-    bool good = rig_life(rig, run, alone);
-    adopt(rig, node, run->subject->type);
-    good = good && rig_life(rig, run, composed);
+    bool good = rig_life(rig, alone);
+    adopt(rig, node, rig->run->subject->type);
+    good = good && rig_life(rig, composed);
     if (good)
-        compare(run, rig, alone, composed, node->name, child);
+        compare(rig, alone, composed, node->name, child);
     rig_free(alone);
     rig_free(composed);
     compose_destroy(leaf);
@@ -192,7 +185,7 @@ static void run_equal(struct check_run *run)
         return;
     struct compose_node *node = grow(run, name);
     if (node)
-        judge_results(run, &rig, node, leaf_of(run));
+        judge_results(&rig, node, leaf_of(run));
     compose_destroy(node);
     rig_close(&rig);
 }
@@ -211,12 +204,12 @@ static bool define_levels(struct check_run *run, char names[DEPTH][NAME])
 }
 
 /* The leaf fails, three levels down: its parent is given the altered child's services. */
-static void judge_deep_failures(struct check_run *run, struct scene *scene,
-                                struct compose_node *node, char names[DEPTH][NAME])
+static void judge_deep_failures(struct scene *scene, struct compose_node *node,
+                                char names[DEPTH][NAME])
 {
     struct compose_node *lowest = node->children[0]->children[0];
     const attn_services services = lowest->services;
-    scene->child = leaf_of(run);
+    scene->child = leaf_of(scene->rig.run);
     scene->reached = 0;
     scene->num_path = DEPTH;
     for (int level = 0; level < DEPTH - 1; level++)
@@ -224,7 +217,7 @@ static void judge_deep_failures(struct check_run *run, struct scene *scene,
     scene->path[DEPTH - 1] = scene->child;
     altered_child_init(&scene->altered, &services, scene->child, ALTER_NOT, 0);
     lowest->services = scene->altered.counter.table;
-    scene_check_failures(run, scene);
+    scene_check_failures(scene);
     lowest->services = services;
 }
 
@@ -237,9 +230,9 @@ static void run_deep(struct check_run *run)
         return;
     struct compose_node *node = grow(run, names[DEPTH - 1]);
     if (node) {
-        judge_results(run, &scene.rig, node, leaf_of(run));
+        judge_results(&scene.rig, node, leaf_of(run));
         if (run->code == CHECK_PASS)
-            judge_deep_failures(run, &scene, node, names);
+            judge_deep_failures(&scene, node, names);
     }
     compose_destroy(node);
     rig_close(&scene.rig);

@@ -24,7 +24,7 @@ struct scene {
 
 /* Let the child fail in each call of its life: the message has the names on the way to it, and then
  * its words; nothing is left of its siblings or of the composite's memory. */
-void scene_check_failures(struct check_run *run, struct scene *scene);
+void scene_check_failures(struct scene *scene);
 
 /* A case for each child. */
 int32_t scene_count_children(const struct check_subject *subject);

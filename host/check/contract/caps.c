@@ -25,15 +25,6 @@ enum {
     LARGE_DIM = 512     /* heads beyond it are few among the problems: all of them are run */
 };
 
-/* ---- Refusals -------------------------------------------------------------------------------- */
-
-/* A composite's child has the same right to say no. */
-static bool is_refusal(const struct check_subject *subject, attn_status status)
-{
-    return status == ATTN_UNSUPPORTED ||
-           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_BACKEND_COMPOSITE);
-}
-
 /* ---- CAPS-01: the same answer ---------------------------------------------------------------- */
 
 bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
@@ -87,7 +78,7 @@ static bool run_problem(struct caps_visit *visit, const struct caps_problem *p,
     c->posed.layers[0].flags = p->layers[0].flags;
     c->posed.group.num_layers = p->group.num_layers;
     widen_bounds(&c->posed.bounds, &p->bounds);
-    bool good = numerics_judge_alone(run, c, spec, NULL);
+    bool good = numerics_judge_alone(run, c, NULL);
     forward_case_destroy(c);
     return good;
 }
@@ -108,14 +99,6 @@ static bool look_runs(struct caps_visit *visit, const struct caps_problem *p,
 
 /* ---- CAPS-03: what is refused stays refused -------------------------------------------------- */
 
-static attn_status try_create(const struct check_subject *subject, const struct caps_problem *p,
-                              attn_instance **instance, host_error *error)
-{
-    host_error_init(error);
-    return subject->type->create(subject->type, &p->problem, 1, subject->options, subject->services,
-                                 instance, &error->base);
-}
-
 bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer)
 {
@@ -123,20 +106,19 @@ bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
     char here;
     attn_instance *const untouched = (attn_instance *)(void *)&here;
     attn_instance *instance = untouched;
-    host_error error;
     if (answer->status == ATTN_OK && answer->verdict.supported)
         return true;
-    attn_status status = try_create(subject, p, &instance, &error);
-    bool good = answer->status == ATTN_OK ? is_refusal(subject, status)
+    attn_status status = numerics_create(visit->run, NULL, &p->problem, &instance);
+    bool good = answer->status == ATTN_OK ? refusal_gives(subject, status, ATTN_UNSUPPORTED)
                                           : status == answer->status || status == ATTN_UNSUPPORTED;
     if (status == ATTN_OK)
         subject->type->ops->destroy(instance);
     if (!good)
         return caps_tell(visit, p, "query refuses, create gives %s %.300s: accepted UNSUPPORTED",
-                         host_status_name(status), host_error_text(&error));
+                         host_status_name(status), check_error_text(visit->run));
     if (instance != untouched)
         return caps_tell(visit, p, "a create that fails sets its output");
-    if (!host_error_text(&error)[0])
+    if (!check_error_text(visit->run)[0])
         return caps_tell(visit, p, "a create that fails says nothing");
     return true;
 }
@@ -158,18 +140,16 @@ static bool refuses_metadata(struct caps_visit *visit, const struct caps_problem
     attn_memory_size size = {.struct_size = sizeof size};
     attn_memory memory = {.struct_size = sizeof memory};
     attn_metadata *metadata = NULL;
-    host_error error;
-    host_error_init(&error);
-    attn_status status =
-        ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size, &error.base);
-    if (!is_refusal(visit->run->subject, status))
+    attn_status status = ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size,
+                                            check_error(visit->run));
+    if (!refusal_gives(visit->run->subject, status, ATTN_UNSUPPORTED))
         return caps_tell(visit, p,
                          "query refuses bounds for which metadata_size gives %s %.300s: accepted "
                          "UNSUPPORTED",
-                         host_status_name(status), host_error_text(&error));
+                         host_status_name(status), check_error_text(visit->run));
     status = ops->metadata_create(instance, ATTN_METADATA_EAGER, &p->bounds, &memory, &metadata,
-                                  &error.base);
-    if (is_refusal(visit->run->subject, status) && !metadata)
+                                  check_error(visit->run));
+    if (refusal_gives(visit->run->subject, status, ATTN_UNSUPPORTED) && !metadata)
         return true;
     return caps_tell(
         visit, p, "query refuses bounds for which metadata_create gives %s: accepted UNSUPPORTED",
@@ -182,7 +162,6 @@ bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
     const struct check_subject *subject = visit->run->subject;
     struct caps_problem within;
     attn_instance *instance = NULL;
-    host_error error;
     /* Of other kinds few problems are refused for their bounds alone. */
     int64_t every = p->group.kind == ATTN_KIND_SOFTMAX ? SIZE_EVERY : 1;
     if (!only_bounds(answer) || p->elsewhere || visit->refused % every != 0)
@@ -190,7 +169,7 @@ bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
     caps_problem_copy(&within, p);
     within.bounds = visit->plain.bounds;
     if (!caps_accepts(subject, &within) ||
-        try_create(subject, &within, &instance, &error) != ATTN_OK)
+        numerics_create(visit->run, NULL, &within.problem, &instance) != ATTN_OK)
         return true;
     bool good = refuses_metadata(visit, p, instance);
     subject->type->ops->destroy(instance);
@@ -432,8 +411,8 @@ static void run_layer_ids(struct check_run *run)
     struct rig rig;
     if (!rig_open(&rig, run, run->seed))
         return;
-    attn_status status = create_ids(&rig, named, &rig.error.base);
-    refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig.error, named->what);
+    attn_status status = create_ids(&rig, named, check_error(run));
+    refusal_is(run, status, ATTN_INVALID_ARGUMENT, named->what);
     rig_close(&rig);
 }
 

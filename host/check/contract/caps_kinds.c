@@ -31,24 +31,21 @@ static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
     const struct check_subject *subject = visit->run->subject;
     attn_memory_size size = {.struct_size = sizeof size};
     attn_instance *instance = NULL;
-    host_error error;
     if (answer->status != ATTN_OK || !answer->verdict.supported || p->elsewhere)
         return true;
-    host_error_init(&error);
-    attn_status status = subject->type->create(subject->type, &p->problem, 1, subject->options,
-                                               subject->services, &instance, &error.base);
+    attn_status status = numerics_create(visit->run, NULL, &p->problem, &instance);
     const bool made = status == ATTN_OK;
     if (made && are_known(&p->bounds) && p->bounds.max_kv_tokens > 0 &&
         !subject->type->ops->prepare)
         status = subject->type->ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size,
-                                                   &error.base);
+                                                   check_error(visit->run));
     if (made)
         subject->type->ops->destroy(instance);
     if (status == ATTN_OK || lacks_means(status))
         return true;
     return caps_tell(visit, p, "query accepts, %s gives %s %.300s",
                      made ? "metadata_size" : "create", host_status_name(status),
-                     host_error_text(&error));
+                     check_error_text(visit->run));
 }
 
 CHECK_COUNT(mla, caps_count_kind_cases(subject, ATTN_KIND_MLA))
@@ -81,8 +78,7 @@ static bool look_promised(struct caps_visit *visit, const struct caps_problem *p
         !are_known(&p->bounds) || visit->accepted % MEASURED != 0)
         return true;
     /* What else may be wrong with these two calls is for other checks. */
-    if (subject->type->create(subject->type, &p->problem, 1, subject->options, subject->services,
-                              &instance, NULL) != ATTN_OK)
+    if (numerics_create(visit->run, NULL, &p->problem, &instance) != ATTN_OK)
         return true;
     attn_status status =
         subject->type->ops->metadata_size(instance, ATTN_METADATA_EAGER, &p->bounds, &size, NULL);

@@ -117,7 +117,7 @@ static attn_status forward_first(struct stage *stage, attn_error *error)
     struct rig *rig = stage->rig;
     rig->given_error = error;
     attn_status status = rig_forward(rig, stage->session->metadata, 0, 0);
-    rig->given_error = &rig->error.base;
+    rig->given_error = &rig->run->error.base;
     return status;
 }
 
@@ -190,8 +190,8 @@ static void with_stage(struct check_run *run, body_fn body)
         return;
     if (failing->needs == NEEDS_NOTHING) {
         body(run, &stage, failing);
-    } else if (failing->needs == NEEDS_METADATA ? rig_session_open_without(&session, &rig, run)
-                                                : rig_session_open(&session, &rig, run)) {
+    } else if (failing->needs == NEEDS_METADATA ? rig_session_open_without(&session, &rig)
+                                                : rig_session_open(&session, &rig)) {
         stage.session = &session;
         body(run, &stage, failing);
         rig_session_close(&session, &rig);
@@ -203,11 +203,9 @@ static void with_stage(struct check_run *run, body_fn body)
 
 static void judge_code(struct check_run *run, struct stage *stage, const struct failing *failing)
 {
-    host_error error;
-    host_error_init(&error);
-    attn_status status = failing->call(stage, &error.base);
+    attn_status status = failing->call(stage, check_error(run));
     if (status != ATTN_STATUS_COUNT)
-        refusal_is(run, status, failing->wanted, &error, failing->what);
+        refusal_is(run, status, failing->wanted, failing->what);
 }
 
 CHECK_RUN(codes, with_stage(run, judge_code))
@@ -223,10 +221,9 @@ static void cut(const char *whole, size_t capacity, char *text)
 enum { ROOM = 1024, GUARD = 16 };
 
 static void judge_capacity(struct check_run *run, struct stage *stage,
-                           const struct failing *failing, const host_error *reported,
+                           const struct failing *failing, attn_status wanted, const char *whole,
                            size_t capacity)
 {
-    attn_status wanted = reported->base.code;
     unsigned char room[ROOM + GUARD];
     char expected[ROOM];
     memset(room, CASE_RED, sizeof room);
@@ -242,7 +239,7 @@ static void judge_capacity(struct check_run *run, struct stage *stage,
                    failing->what, capacity, b);
     if (capacity == 0)
         return;
-    cut(host_error_text(reported), capacity, expected);
+    cut(whole, capacity, expected);
     CHECK_THAT(run, memchr(room, '\0', capacity), "%s, capacity %zu: the message is not terminated",
                failing->what, capacity);
     CHECK_THAT(run, strcmp((char *)room, expected) == 0,
@@ -252,13 +249,12 @@ static void judge_capacity(struct check_run *run, struct stage *stage,
 
 static void judge_message(struct check_run *run, struct stage *stage, const struct failing *failing)
 {
-    host_error whole;
+    char whole[sizeof run->error.text];
     attn_error silent = {.struct_size = sizeof silent, .capacity = 64};
-    host_error_init(&whole);
-    attn_status status = failing->call(stage, &whole.base);
-    if (status == ATTN_STATUS_COUNT ||
-        !refusal_is(run, status, failing->wanted, &whole, failing->what))
+    attn_status status = failing->call(stage, check_error(run));
+    if (status == ATTN_STATUS_COUNT || !refusal_is(run, status, failing->wanted, failing->what))
         return;
+    snprintf(whole, sizeof whole, "%s", check_error_text(run));
     check_note(run, "%s, no attn_error", failing->what);
     attn_status wanted = status;
     status = failing->call(stage, NULL);
@@ -269,9 +265,8 @@ static void judge_message(struct check_run *run, struct stage *stage, const stru
     CHECK_THAT(run, status == wanted && silent.code == status,
                "%s, message NULL: %s, code %d: accepted %s", failing->what,
                host_status_name(status), silent.code, host_status_name(wanted));
-    size_t length = strlen(host_error_text(&whole));
-    for (size_t capacity = 0; capacity <= length + 1 && run->code == CHECK_PASS; capacity++)
-        judge_capacity(run, stage, failing, &whole, capacity);
+    for (size_t capacity = 0; capacity <= strlen(whole) + 1 && run->code == CHECK_PASS; capacity++)
+        judge_capacity(run, stage, failing, wanted, whole, capacity);
 }
 
 CHECK_RUN(messages, with_stage(run, judge_message))
@@ -292,9 +287,9 @@ static void run_success(struct check_run *run)
     if (!rig_open(&rig, run, run->seed))
         return;
     rig.given_error = &error;
-    if (rig_session_open(&session, &rig, run)) {
+    if (rig_session_open(&session, &rig)) {
         for (int b = 0; b < rig.num_batches; b++)
-            free(rig_run(&rig, run, session.metadata, b));
+            free(rig_run(&rig, session.metadata, b));
         rig_session_close(&session, &rig);
         if (memcmp(&error, &expected, sizeof error) != 0 || strcmp(text, "untouched") != 0)
             check_fail(run, "a call that succeeds writes into attn_error: code %d, '%.15s'",
@@ -316,33 +311,32 @@ static bool has_word(const char *text, const char *word)
     return false;
 }
 
-static void leave_out(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch,
-                      uint32_t role)
+static void leave_out(struct rig *rig, attn_metadata *metadata, int batch, uint32_t role)
 {
     char what[64];
     const attn_tensor **operand = &rig->batches[batch].layers[0].operands[role], *kept = *operand;
-    if (!rig_good(rig, run, rig_plan(rig, metadata, batch), "init_forward_metadata"))
+    if (!rig_good(rig, rig_plan(rig, metadata, batch), "init_forward_metadata"))
         return;
     snprintf(what, sizeof what, "%s forward without the operand %s", rig_a_batch(rig, batch),
              role_name(role));
-    check_note(run, "%s", what);
+    check_note(rig->run, "%s", what);
     *operand = NULL;
     attn_status status = rig_forward(rig, metadata, batch, 0);
     *operand = kept;
-    if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
-        !has_word(host_error_text(&rig->error), role_name(role)))
-        check_fail(run, "%s: '%s' does not name it", what, host_error_text(&rig->error));
+    if (refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT, what) &&
+        !has_word(check_error_text(rig->run), role_name(role)))
+        check_fail(rig->run, "%s: '%s' does not name it", what, check_error_text(rig->run));
 }
 
-static void check_roles(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_roles(struct rig *rig, struct rig_session *session)
 {
     uint32_t roles[ATTN_ROLE_COUNT];
     int count = rig_needed_roles(rig, roles);
     for (int b = 0; b < rig->num_batches; b++)
-        for (int r = 0; r < count && run->code == CHECK_PASS; r++)
-            leave_out(run, rig, session->metadata, b, roles[r]);
-    if (run->code == CHECK_PASS)
-        free(rig_run(rig, run, session->metadata, 0));
+        for (int r = 0; r < count && rig->run->code == CHECK_PASS; r++)
+            leave_out(rig, session->metadata, b, roles[r]);
+    if (rig->run->code == CHECK_PASS)
+        free(rig_run(rig, session->metadata, 0));
 }
 
 /* Sinks and slopes, which only some layers have. */
@@ -358,9 +352,9 @@ static void run_head_roles(struct check_run *run)
             return;
         rig.question.groups[0].flags = rig.question.groups[1].flags = flags[r];
         if (rig_accepts(run->subject, &rig.question.problems[0]) &&
-            rig_session_open(&session, &rig, run)) {
+            rig_session_open(&session, &rig)) {
             tried++;
-            leave_out(run, &rig, session.metadata, 0, head_roles[r]);
+            leave_out(&rig, session.metadata, 0, head_roles[r]);
             rig_session_close(&session, &rig);
         }
         rig_close(&rig);
@@ -383,26 +377,26 @@ static bool errno_is_good(struct check_run *run, const char *slot)
     return good;
 }
 
-static bool query_keeps_errno(struct check_run *run, const struct rig *rig)
+static bool query_keeps_errno(const struct rig *rig)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
     errno = EDOM;
     rig->type->query(rig->type, rig->options, rig->services, rig->problems, &verdict, NULL);
-    return errno_is_good(run, "query");
+    return errno_is_good(rig->run, "query");
 }
 
-static bool batches_keep_errno(struct check_run *run, struct rig *rig, attn_metadata *metadata)
+static bool batches_keep_errno(struct rig *rig, attn_metadata *metadata)
 {
     bool good = true;
     for (int batch = 0; batch < rig->num_batches && good; batch++) {
         errno = EDOM;
         attn_status status = rig_plan(rig, metadata, batch);
-        good = errno_is_good(run, "init_forward_metadata") &&
-               rig_good(rig, run, status, "init_forward_metadata");
+        good = errno_is_good(rig->run, "init_forward_metadata") &&
+               rig_good(rig, status, "init_forward_metadata");
         for (int layer = 0; layer < RIG_LAYERS && good; layer++) {
             errno = EDOM;
             status = rig_forward(rig, metadata, batch, layer);
-            good = errno_is_good(run, "forward") && rig_good(rig, run, status, "forward");
+            good = errno_is_good(rig->run, "forward") && rig_good(rig, status, "forward");
         }
     }
     return good;
@@ -415,9 +409,9 @@ static void run_errno(struct check_run *run)
     if (!rig_open(&rig, run, run->seed))
         return;
     errno = EDOM;
-    if (query_keeps_errno(run, &rig) && rig_session_open(&session, &rig, run)) {
+    if (query_keeps_errno(&rig) && rig_session_open(&session, &rig)) {
         if (errno_is_good(run, "create, metadata_size and metadata_create"))
-            batches_keep_errno(run, &rig, session.metadata);
+            batches_keep_errno(&rig, session.metadata);
         errno = EDOM;
         rig_session_close(&session, &rig);
         if (run->code == CHECK_PASS)
@@ -430,14 +424,12 @@ static void run_errno(struct check_run *run)
 
 static void judge_prefix(struct check_run *run, struct stage *stage, const struct failing *failing)
 {
-    host_error error;
     const char *name = run->subject->type->name;
-    host_error_init(&error);
-    attn_status status = failing->call(stage, &error.base);
+    attn_status status = failing->call(stage, check_error(run));
     if (status != ATTN_OK && status != ATTN_STATUS_COUNT &&
-        strncmp(host_error_text(&error), name, strlen(name)) == 0)
+        strncmp(check_error_text(run), name, strlen(name)) == 0)
         check_warn(run, "%s: '%s' begins with the backend's own name", failing->what,
-                   host_error_text(&error));
+                   check_error_text(run));
 }
 
 CHECK_RUN(prefix, with_stage(run, judge_prefix))

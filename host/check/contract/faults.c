@@ -114,29 +114,26 @@ static void try_fault(struct kind_case *k, int which, uint32_t role)
     for (int32_t s = 0; s < k->c->lengths.num_real_seqs; s++)
         if (k->c->lengths.kv_len[s] > spoilt.keys)
             spoilt.keys = k->c->lengths.kv_len[s];
-    host_error error;
-    host_error_init(&error);
     const char *name = fault->of ? role_name(role) : "";
-    attn_status status = case_session_try(k->session, k->c, spoil, &spoilt, &error.base);
-    if (status != fault->status || (fault->is_named && !strstr(host_error_text(&error), name)))
+    attn_status status = case_session_try(k->session, k->c, spoil, &spoilt, check_error(k->run));
+    if (status != fault->status || (fault->is_named && !strstr(check_error_text(k->run), name)))
         check_fail(k->run, "a forward %s%s%s%s gives %s %s: accepted %s%s",
                    !fault->of                 ? ""
                    : fault->of == KIND_SCALED ? "whose scale of "
                                               : "whose ",
                    name, fault->of ? " " : "", fault->what, host_status_name(status),
-                   host_error_text(&error), host_status_name(fault->status),
+                   check_error_text(k->run), host_status_name(fault->status),
                    fault->is_named ? " with the operand's name" : "");
 }
 
 /* Where nothing is computed it is enough that the forward succeeds. */
 static void try_without_fault(struct kind_case *k)
 {
-    host_error error;
-    host_error_init(&error);
     if (k->run->check->needs & CHECK_NEEDS_COMPUTE)
         kind_judge(k);
-    else if (case_session_try(k->session, k->c, NULL, NULL, &error.base) != ATTN_OK)
-        check_fail(k->run, "after forwards with a fault, one without: %s", host_error_text(&error));
+    else if (case_session_try(k->session, k->c, NULL, NULL, check_error(k->run)) != ATTN_OK)
+        check_fail(k->run, "after forwards with a fault, one without: %s",
+                   check_error_text(k->run));
 }
 
 /* The relation's faults, each of every operand that may have it. */

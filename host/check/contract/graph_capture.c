@@ -19,9 +19,10 @@ static bool launch(struct gpu_case *g)
     attn_status status = gpu_prepare(g, GPU_REAL);
     if (!gpu_good(g, status, "init_forward_metadata for a replay"))
         return false;
-    status = device_graph_launch(session->device, session->graph, session->stream, &g->error.base);
+    status =
+        device_graph_launch(session->device, session->graph, session->stream, check_error(g->run));
     if (status == ATTN_OK)
-        status = device_synchronize(session->device, session->stream, &g->error.base);
+        status = device_synchronize(session->device, session->stream, check_error(g->run));
     return gpu_good(g, status, "launch of the graph");
 }
 
@@ -50,7 +51,7 @@ static void expect_refusal(struct gpu_case *g, attn_status status, const char *w
                    what, g->level, g->needed, g->what);
     else if (status != ATTN_CAPTURE_UNSUPPORTED)
         check_fail(g->run, "%s: %s: %s: accepted CAPTURE_UNSUPPORTED; %s", what,
-                   host_status_name(status), host_error_text(&g->error), g->what);
+                   host_status_name(status), check_error_text(g->run), g->what);
 }
 
 /* Some call on the way to a graph refuses: metadata_size, or metadata_create, or planning where the
@@ -59,15 +60,15 @@ static void refuse_metadata(struct gpu_case *g)
 {
     struct case_backend backend = numerics_backend(g->run->subject, g->at.options);
     struct case_setup setup = {.kind = ATTN_METADATA_GRAPH};
-    host_error_init(&g->error);
-    attn_status status = case_session_create(&backend, g->c, &setup, &g->session, &g->error.base);
+    attn_status status =
+        case_session_create(&backend, g->c, &setup, &g->session, check_error(g->run));
     if (status == ATTN_OK) {
         status = gpu_run(g, GPU_REAL);
         if (status == ATTN_OK)
             status = gpu_capture(g, CUDA_CAPTURE_THREAD_LOCAL);
     }
     if (status == ATTN_DEPENDENCY_MISSING)
-        check_skip(g->run, "%s", host_error_text(&g->error));
+        check_skip(g->run, "%s", check_error_text(g->run));
     expect_refusal(g, status, "GRAPH metadata and a capture");
     case_session_destroy(g->session);
     g->session = NULL;
@@ -79,7 +80,7 @@ static void refuse_capture(struct gpu_case *g)
     struct case_session *session = g->session;
     attn_status status = gpu_run(g, GPU_REAL);
     if (status == ATTN_OK)
-        status = device_capture_begin(session->device, session->stream, &g->error.base);
+        status = device_capture_begin(session->device, session->stream, check_error(g->run));
     if (!gpu_good(g, status, "before a capture"))
         return;
     status = gpu_forward(g, GPU_REAL, ATTN_FORWARD_CAPTURING);
@@ -148,7 +149,7 @@ static void with_pair(struct check_run *run,
 static bool replay(struct gpu_case *g, uint64_t number)
 {
     return gpu_case_refill(g, number, g->at.spec.num_sequences) &&
-           numerics_judge(g->run, g->session, g->c, &g->c->spec);
+           numerics_judge(g->run, g->session, g->c);
 }
 
 static void replay_all(struct gpu_case *g)
@@ -167,7 +168,7 @@ static bool plan_in_vain(struct gpu_case *g, uint64_t number)
         return false;
     attn_status status = gpu_prepare(g, GPU_REAL);
     if (status == ATTN_OK)
-        status = device_synchronize(g->session->device, g->session->stream, &g->error.base);
+        status = device_synchronize(g->session->device, g->session->stream, check_error(g->run));
     return gpu_good(g, status, "init_forward_metadata");
 }
 
@@ -330,13 +331,14 @@ static void run_budget(struct check_run *run)
         struct case_backend backend = numerics_backend(run->subject, g.at.options);
         struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .bounds = &bounds};
         bounds.max_sms = BUDGET;
-        attn_status status = case_session_create(&backend, g.c, &setup, &g.session, &g.error.base);
+        attn_status status =
+            case_session_create(&backend, g.c, &setup, &g.session, check_error(g.run));
         if (status == ATTN_DEPENDENCY_MISSING)
-            check_skip(run, "%s", host_error_text(&g.error));
+            check_skip(run, "%s", check_error_text(g.run));
         else if (gpu_good(&g, status, "metadata with max_sms 1"))
             look_at_budget(&g, &spy);
         if (run->code == CHECK_PASS && gpu_case_refill(&g, 0, g.at.spec.num_sequences))
-            numerics_judge(run, g.session, g.c, &g.c->spec);
+            numerics_judge(run, g.session, g.c);
     }
     gpu_case_close(&g);
 }
@@ -353,7 +355,7 @@ static void replay_padded(struct gpu_case *g)
     }
     for (int32_t n = 0; n < 3 * (g->at.spec.padded + 1); n++)
         if (!gpu_case_refill(g, (uint64_t)n + 2, n % (g->at.spec.padded + 1)) ||
-            !numerics_judge(g->run, g->session, g->c, &g->c->spec))
+            !numerics_judge(g->run, g->session, g->c))
             break;
 }
 
@@ -364,10 +366,10 @@ CHECK_RUN(padding, with_graph(run, replay_padded))
 static bool same_bits(struct gpu_case *g, struct case_session *eager, char *kept)
 {
     struct forward_case *c = g->c;
-    if (!numerics_judge(g->run, eager, c, &c->spec))
+    if (!numerics_judge(g->run, eager, c))
         return false;
     memcpy(kept, c->actual, c->bytes);
-    if (!numerics_judge(g->run, g->session, c, &c->spec))
+    if (!numerics_judge(g->run, g->session, c))
         return false;
     const char *what = case_output_difference(c, kept, c->actual, 0);
     if (what)
@@ -416,7 +418,7 @@ static attn_bounds larger_bounds(const struct gpu_case *g)
 static void disturb(struct gpu_case *g, struct case_session **eager)
 {
     struct case_session *other = NULL;
-    if (!replay(g, 0) || !numerics_judge(g->run, *eager, g->c, &g->c->spec) || !replay(g, 2))
+    if (!replay(g, 0) || !numerics_judge(g->run, *eager, g->c) || !replay(g, 2))
         return;
     case_session_destroy(*eager);
     *eager = NULL;
@@ -424,7 +426,7 @@ static void disturb(struct gpu_case *g, struct case_session **eager)
         return;
     struct case_session *own = g->session;
     attn_bounds bounds = larger_bounds(g);
-    attn_status status = session_create_beside(own, &bounds, &other, &g->error.base);
+    attn_status status = session_create_beside(own, &bounds, &other, check_error(g->run));
     bool good = gpu_good(g, status, "more metadata of the instance, with larger bounds");
     if (good) {
         g->session = other;

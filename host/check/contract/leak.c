@@ -28,10 +28,9 @@ static bool is_exhausted(attn_status status)
 
 /* A failed call: the right status and words, an output that was not set, nothing left. */
 static void judge_failure(struct check_run *run, const struct service_counter *counter,
-                          attn_status status, const host_error *error, const void *output,
-                          const char *what)
+                          attn_status status, const void *output, const char *what)
 {
-    if (!refusal_is_told(run, status, error, what))
+    if (!refusal_is_told(run, status, what))
         return;
     CHECK_THAT(run, output == UNTOUCHED, "%s: fails, and sets its output", what);
     const char *left = service_counter_left(counter);
@@ -39,8 +38,8 @@ static void judge_failure(struct check_run *run, const struct service_counter *c
 }
 
 /* body() with a rig whose services are counted. */
-static void with_counter(struct check_run *run, void (*body)(struct check_run *run, struct rig *rig,
-                                                             struct service_counter *counter))
+static void with_counter(struct check_run *run,
+                         void (*body)(struct rig *rig, struct service_counter *counter))
 {
     struct rig rig;
     struct service_counter counter;
@@ -48,30 +47,29 @@ static void with_counter(struct check_run *run, void (*body)(struct check_run *r
         return;
     service_counter_init(&counter, rig.services);
     rig.services = &counter.table;
-    body(run, &rig, &counter);
+    body(&rig, &counter);
     rig_close(&rig);
 }
 
-static void refuse_memory(struct check_run *run, struct rig *rig, struct service_counter *counter)
+static void refuse_memory(struct rig *rig, struct service_counter *counter)
 {
-    for (uint64_t n = 1; n < 10000 && run->code == CHECK_PASS; n++) {
+    for (uint64_t n = 1; n < 10000 && rig->run->code == CHECK_PASS; n++) {
         attn_instance *instance = UNTOUCHED;
         service_counter_restart(counter, n);
-        check_note(run, "create, allocation %llu is refused", (unsigned long long)n);
+        check_note(rig->run, "create, allocation %llu is refused", (unsigned long long)n);
         attn_status status = rig_create(rig, &instance);
         if (status == ATTN_OK && !counter->refused) {
             rig_destroy(rig, instance);
             break; /* that was all of them */
         }
         if (status == ATTN_DEPENDENCY_MISSING) {
-            check_skip(run, "create: DEPENDENCY_MISSING: %s", host_error_text(&rig->error));
+            check_skip(rig->run, "create: DEPENDENCY_MISSING: %s", check_error_text(rig->run));
         } else if (status == ATTN_OK) { /* it can do without */
             rig_destroy(rig, instance);
         } else {
-            judge_failure(run, counter, status, &rig->error, instance,
-                          "create when memory is refused");
+            judge_failure(rig->run, counter, status, instance, "create when memory is refused");
             if (!is_exhausted(status))
-                check_fail(run,
+                check_fail(rig->run,
                            "create when memory is refused: %s: accepted OUT_OF_HOST_MEMORY, "
                            "OUT_OF_DEVICE_MEMORY",
                            host_status_name(status));
@@ -80,65 +78,63 @@ static void refuse_memory(struct check_run *run, struct rig *rig, struct service
 }
 
 /* Problems that query refuses, the last of two groups. */
-static void refuse_one(struct check_run *run, struct rig *rig, struct service_counter *counter,
-                       const char *what)
+static void refuse_one(struct rig *rig, struct service_counter *counter, const char *what)
 {
     attn_instance *instance = UNTOUCHED;
-    if (rig_accepts(run->subject, &rig->question.problems[1]))
+    if (rig_accepts(rig->run->subject, &rig->question.problems[1]))
         return; /* a backend for everything */
     service_counter_restart(counter, 0);
-    check_note(run, "create with %s", what);
+    check_note(rig->run, "create with %s", what);
     attn_status status = rig_create(rig, &instance);
-    if (refusal_is(run, status, ATTN_UNSUPPORTED, &rig->error, what))
-        judge_failure(run, counter, status, &rig->error, instance, what);
+    if (refusal_is(rig->run, status, ATTN_UNSUPPORTED, what))
+        judge_failure(rig->run, counter, status, instance, what);
 }
 
-static void refuse_problems(struct check_run *run, struct rig *rig, struct service_counter *counter)
+static void refuse_problems(struct rig *rig, struct service_counter *counter)
 {
     static const char *const features[] = {"attn.no_such_feature/1"};
     attn_problem *problem = &rig->question.problems[1], kept = *problem;
     attn_layer_group *group = &rig->question.groups[1], kept_group = *group;
     problem->num_features = 1;
     problem->features = features;
-    refuse_one(run, rig, counter, "an unknown feature");
+    refuse_one(rig, counter, "an unknown feature");
     *problem = kept;
     rig_spoil_layout(problem);
-    refuse_one(run, rig, counter, "an unknown layout");
+    refuse_one(rig, counter, "an unknown layout");
     *problem = kept;
     group->kind = 1000;
-    refuse_one(run, rig, counter, "an unknown kind of layer");
+    refuse_one(rig, counter, "an unknown kind of layer");
     *group = kept_group;
     group->head_dim = group->v_head_dim = 100003;
-    refuse_one(run, rig, counter, "a head_dim of 100003");
+    refuse_one(rig, counter, "a head_dim of 100003");
     *group = kept_group;
 }
 
 /* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
-static void create_with_ids(struct check_run *run, struct rig *rig, struct service_counter *counter,
-                            const char *what)
+static void create_with_ids(struct rig *rig, struct service_counter *counter, const char *what)
 {
     attn_instance *instance = UNTOUCHED;
     service_counter_restart(counter, 0);
-    check_note(run, "create with %s", what);
+    check_note(rig->run, "create with %s", what);
     attn_status status = rig_create(rig, &instance);
     if (status == ATTN_OK)
         rig_destroy(rig, instance);
     else
-        judge_failure(run, counter, status, &rig->error, instance, what);
+        judge_failure(rig->run, counter, status, instance, what);
 }
 
-static void refuse_ids(struct check_run *run, struct rig *rig, struct service_counter *counter)
+static void refuse_ids(struct rig *rig, struct service_counter *counter)
 {
     attn_layer *last = &rig->question.layers[RIG_LAYERS - 1];
     int32_t kept = last->layer_id;
     last->layer_id = rig->question.layers[0].layer_id;
-    create_with_ids(run, rig, counter, "a layer_id that two layers have");
+    create_with_ids(rig, counter, "a layer_id that two layers have");
     last->layer_id = -1;
-    create_with_ids(run, rig, counter, "a layer_id of -1");
+    create_with_ids(rig, counter, "a layer_id of -1");
     last->layer_id = kept;
 }
 
-static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_session *session,
+static void fail_metadata(struct rig *rig, struct rig_session *session,
                           struct service_counter *counter)
 {
     attn_memory none = {.struct_size = sizeof none};
@@ -148,41 +144,41 @@ static void fail_metadata(struct check_run *run, struct rig *rig, struct rig_ses
     memcpy(before, counter->live, sizeof before);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         needed += session->memory.size.size[r];
-    for (uint64_t n = 0; n < 1000 && run->code == CHECK_PASS; n++) {
+    for (uint64_t n = 0; n < 1000 && rig->run->code == CHECK_PASS; n++) {
         counter->num_allocations = 0;
         counter->refuse_at = n;
         counter->refused = false;
-        host_error_init(&rig->error);
         metadata = UNTOUCHED;
-        check_note(run, "metadata_create, allocation %llu is refused", (unsigned long long)n);
+        check_note(rig->run, "metadata_create, allocation %llu is refused", (unsigned long long)n);
         attn_status status = rig->ops->metadata_create(
             session->instance, ATTN_METADATA_EAGER, rig->bounds,
-            n == 0 ? &none : &session->memory.memory, &metadata, &rig->error.base);
+            n == 0 ? &none : &session->memory.memory, &metadata, check_error(rig->run));
         if (status == ATTN_OK) {
             rig->ops->metadata_destroy(metadata);
             if (n == 0 && needed > 0)
-                check_fail(run, "metadata_create without memory succeeds");
+                check_fail(rig->run, "metadata_create without memory succeeds");
             else if (n > 0 && !counter->refused)
                 break;
-        } else if (refusal_is_told(run, status, &rig->error, "metadata_create")) {
-            CHECK_THAT(run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
+        } else if (refusal_is_told(rig->run, status, "metadata_create")) {
+            CHECK_THAT(rig->run, metadata == UNTOUCHED,
+                       "metadata_create fails, and sets its output");
         }
-        CHECK_THAT(run, memcmp(before, counter->live, sizeof before) == 0,
+        CHECK_THAT(rig->run, memcmp(before, counter->live, sizeof before) == 0,
                    "metadata_create leaves memory of services->allocate");
     }
 }
 
-static void refuse_metadata(struct check_run *run, struct rig *rig, struct service_counter *counter)
+static void refuse_metadata(struct rig *rig, struct service_counter *counter)
 {
     struct rig_session session;
-    if (!rig_session_open(&session, rig, run))
+    if (!rig_session_open(&session, rig))
         return;
     rig->ops->metadata_destroy(session.metadata);
     session.metadata = NULL;
-    fail_metadata(run, rig, &session, counter);
+    fail_metadata(rig, &session, counter);
     rig_session_close(&session, rig);
-    if (run->code == CHECK_PASS && service_counter_left(counter))
-        check_fail(run, "after destroy there is %s", service_counter_left(counter));
+    if (rig->run->code == CHECK_PASS && service_counter_left(counter))
+        check_fail(rig->run, "after destroy there is %s", service_counter_left(counter));
 }
 
 /* ---- A thousand ------------------------------------------------------------------------------ */
@@ -249,51 +245,51 @@ static void compare_holdings(struct check_run *run, const struct holdings *befor
 }
 
 /* One round; false ends them. */
-typedef bool (*round_fn)(struct check_run *run, struct rig *rig, struct rig_session *session);
+typedef bool (*round_fn)(struct rig *rig, struct rig_session *session);
 
 /* As many rounds as there is time for; false if one of them failed. */
-static bool run_in_time(struct check_run *run, struct rig *rig, struct rig_session *session,
-                        round_fn round, const char *what, int *rounds)
+static bool run_in_time(struct rig *rig, struct rig_session *session, round_fn round,
+                        const char *what, int *rounds)
 {
     int64_t start = clock_now_ns(), time = (int64_t)SECONDS * 1000000000;
     bool good = true;
     for (*rounds = 0; *rounds < ROUNDS && good; (*rounds)++) {
         if (clock_now_ns() - start > (*rounds < FEWEST ? 4 * time : time))
             break;
-        good = round(run, rig, session);
+        good = round(rig, session);
         if (*rounds % 10 == 0)
-            check_note(run, "%d %s", *rounds, what);
+            check_note(rig->run, "%d %s", *rounds, what);
     }
     return good;
 }
 
-static void run_rounds(struct check_run *run, struct rig *rig, struct rig_session *session,
-                       round_fn round, const char *what)
+static void run_rounds(struct rig *rig, struct rig_session *session, round_fn round,
+                       const char *what)
 {
     struct holdings before, after;
     int rounds = 0, tries = TRIES;
     bool good = true;
     for (int n = 0; n < WARM_UP && good; n++)
-        good = round(run, rig, session);
+        good = round(rig, session);
     take_holdings(rig, &after);
     do {
         before = after;
-        good = good && run_in_time(run, rig, session, round, what, &rounds);
+        good = good && run_in_time(rig, session, round, what, &rounds);
         take_holdings(rig, &after);
     } while (good && --tries > 0 &&
-             (heap_is_larger(run->subject, &before, &after) ||
-              device_is_shorter(run->subject, &before, &after)));
+             (heap_is_larger(rig->run->subject, &before, &after) ||
+              device_is_shorter(rig->run->subject, &before, &after)));
     if (good)
-        compare_holdings(run, &before, &after, rounds, what);
+        compare_holdings(rig->run, &before, &after, rounds, what);
 }
 
 /* An instance and a metadata of it, in given memory. */
-static bool make_instance(struct check_run *run, struct rig *rig, struct rig_session *session)
+static bool make_instance(struct rig *rig, struct rig_session *session)
 {
     attn_instance *instance = NULL;
     attn_metadata *metadata = NULL;
     regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
-    if (!rig_good(rig, run, rig_create(rig, &instance), "create"))
+    if (!rig_good(rig, rig_create(rig, &instance), "create"))
         return false;
     attn_status status = rig_prepare(rig, instance);
     if (status == ATTN_OK)
@@ -301,11 +297,11 @@ static bool make_instance(struct check_run *run, struct rig *rig, struct rig_ses
     if (status == ATTN_OK)
         rig->ops->metadata_destroy(metadata);
     rig_destroy(rig, instance);
-    return rig_good(rig, run, status, "prepare and metadata_create");
+    return rig_good(rig, status, "prepare and metadata_create");
 }
 
 /* A metadata that is planned with and run once. */
-static bool make_metadata(struct check_run *run, struct rig *rig, struct rig_session *session)
+static bool make_metadata(struct rig *rig, struct rig_session *session)
 {
     attn_metadata *metadata = NULL;
     regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
@@ -317,32 +313,32 @@ static bool make_metadata(struct check_run *run, struct rig *rig, struct rig_ses
         device_synchronize(rig->device, rig->stream, NULL);
         rig->ops->metadata_destroy(metadata);
     }
-    return rig_good(rig, run, status, "a metadata and a forward with it");
+    return rig_good(rig, status, "a metadata and a forward with it");
 }
 
 /* Rounds with a session whose memory they use. */
-static void run_thousand(struct check_run *run, struct rig *rig, struct service_counter *counter,
-                         round_fn round, const char *what)
+static void run_thousand(struct rig *rig, struct service_counter *counter, round_fn round,
+                         const char *what)
 {
     struct rig_session session;
-    if (!rig_session_open(&session, rig, run))
+    if (!rig_session_open(&session, rig))
         return;
     rig->ops->metadata_destroy(session.metadata);
     session.metadata = NULL;
-    run_rounds(run, rig, &session, round, what);
+    run_rounds(rig, &session, round, what);
     rig_session_close(&session, rig);
-    if (run->code == CHECK_PASS && service_counter_left(counter))
-        check_fail(run, "a thousand %s leak %s", what, service_counter_left(counter));
+    if (rig->run->code == CHECK_PASS && service_counter_left(counter))
+        check_fail(rig->run, "a thousand %s leak %s", what, service_counter_left(counter));
 }
 
-static void make_instances(struct check_run *run, struct rig *rig, struct service_counter *counter)
+static void make_instances(struct rig *rig, struct service_counter *counter)
 {
-    run_thousand(run, rig, counter, make_instance, "instances");
+    run_thousand(rig, counter, make_instance, "instances");
 }
 
-static void make_metadatas(struct check_run *run, struct rig *rig, struct service_counter *counter)
+static void make_metadatas(struct rig *rig, struct service_counter *counter)
 {
-    run_thousand(run, rig, counter, make_metadata, "metadata");
+    run_thousand(rig, counter, make_metadata, "metadata");
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

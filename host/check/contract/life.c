@@ -27,11 +27,9 @@ static void describe_all(struct check_run *run)
     const struct loader_plugin *plugin = record_of(run);
     for (uint32_t i = 0; i < plugin->num_types; i++) {
         const attn_backend_type *type = NULL;
-        host_error error;
-        host_error_init(&error);
-        attn_status status = plugin->table.describe(i, &type, &error.base);
+        attn_status status = plugin->table.describe(i, &type, check_error(run));
         CHECK_THAT(run, status == ATTN_OK, "describe(%u): %s: %s", i, host_status_name(status),
-                   host_error_text(&error));
+                   check_error_text(run));
         CHECK_THAT(run, type == plugin->types[i], "describe(%u) gives another table than at load",
                    i);
     }
@@ -63,10 +61,8 @@ static void run_describe_beyond(struct check_run *run)
     const uint32_t beyond[] = {plugin->num_types, plugin->num_types + 1, UINT32_MAX};
     for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++) {
         const attn_backend_type *type = &nothing;
-        host_error error;
-        host_error_init(&error);
-        attn_status status = plugin->table.describe(beyond[i], &type, &error.base);
-        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &error, "describe of no backend"))
+        attn_status status = plugin->table.describe(beyond[i], &type, check_error(run));
+        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, "describe of no backend"))
             return;
         CHECK_THAT(run, type == &nothing, "describe(%u) fails, and sets its output", beyond[i]);
         status = plugin->table.describe(beyond[i], &type, NULL);
@@ -79,8 +75,8 @@ static void run_describe_beyond(struct check_run *run)
 
 /* No instance is alive: the plugin may be finished and begin again. Its services are kept, since it
  * goes on using them until the host's fini. */
-static attn_status restart(const attn_plugin *table, struct process_resources *between,
-                           host_error *error)
+static attn_status restart(struct check_run *run, const attn_plugin *table,
+                           struct process_resources *between)
 {
     static attn_services *services;
     if (!table->init)
@@ -89,8 +85,7 @@ static attn_status restart(const attn_plugin *table, struct process_resources *b
         return ATTN_OUT_OF_HOST_MEMORY;
     table->fini();
     process_take(between);
-    host_error_init(error);
-    return table->init(services, &error->base);
+    return table->init(services, check_error(run));
 }
 
 /* A rig and a whole life. False: there is no rig. */
@@ -100,7 +95,7 @@ static bool live(struct check_run *run)
     struct rig rig;
     if (!rig_open(&rig, run, run->seed))
         return false;
-    if (rig_life(&rig, run, results))
+    if (rig_life(&rig, results))
         rig_free(results);
     rig_close(&rig);
     return true;
@@ -110,17 +105,12 @@ static void run_pairs(struct check_run *run)
 {
     const attn_plugin *table = &run->subject->node->type->plugin->table;
     struct process_resources unused;
-    host_error error;
     attn_status status = ATTN_OK;
-    host_error_init(&error);
     if (!table->init != !table->fini)
         check_fail(run, "one of init and fini is NULL");
     for (int round = 0; round < 3 && run->code == CHECK_PASS && status == ATTN_OK; round++) {
-        status = restart(table, &unused, &error);
-        if (status != ATTN_OK)
-            check_fail(run, "init after fini: %s: %s", host_status_name(status),
-                       host_error_text(&error));
-        else
+        status = restart(run, table, &unused);
+        if (check_good(run, status, "init after fini"))
             live(run);
     }
 }
@@ -131,16 +121,12 @@ static void run_threads(struct check_run *run)
 {
     const attn_plugin *table = &run->subject->node->type->plugin->table;
     struct process_resources before, after;
-    host_error error;
-    host_error_init(&error);
     process_take(&before);
     after = before;
-    attn_status status = restart(table, &before, &error);
+    attn_status status = restart(run, table, &before);
     if (status == ATTN_OK && live(run))
-        status = restart(table, &after, &error);
-    if (status != ATTN_OK)
-        check_fail(run, "init after fini: %s: %s", host_status_name(status),
-                   host_error_text(&error));
+        status = restart(run, table, &after);
+    check_good(run, status, "init after fini");
     if (!table->init)
         process_take(&after);
     for (int wait = 0; wait < 50 && process_gained_threads(&before, &after); wait++) {
@@ -174,15 +160,14 @@ static void run_destroy_null(struct check_run *run)
 /* ---- States ---------------------------------------------------------------------------------- */
 
 /* All forwards before a batch was planned; then with a layer that is none. */
-static void check_states(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_states(struct rig *rig, struct rig_session *session)
 {
     for (int b = 0; b < rig->num_batches; b++) {
         attn_status status = rig_forward(rig, session->metadata, b, 0);
-        if (!refusal_is(run, status, ATTN_BAD_STATE, &rig->error,
-                        "forward before init_forward_metadata"))
+        if (!refusal_is(rig->run, status, ATTN_BAD_STATE, "forward before init_forward_metadata"))
             return;
     }
-    char *result = rig_run(rig, run, session->metadata, 0);
+    char *result = rig_run(rig, session->metadata, 0);
     free(result);
     if (!result)
         return;
@@ -191,23 +176,22 @@ static void check_states(struct check_run *run, struct rig *rig, struct rig_sess
     for (size_t i = 0; i < sizeof strange / sizeof strange[0]; i++) {
         *layer_id = strange[i];
         attn_status status = rig_forward(rig, session->metadata, 0, 0);
-        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
-                        "forward of an unknown layer_id"))
+        if (!refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT, "forward of an unknown layer_id"))
             break;
     }
     *layer_id = kept;
-    char *again = run->code == CHECK_PASS ? rig_run(rig, run, session->metadata, 0) : NULL;
+    char *again = rig->run->code == CHECK_PASS ? rig_run(rig, session->metadata, 0) : NULL;
     free(again);
 }
 
 /* Plan a, plan b, forward b, plan a, forward a: a plan holds until the next one. */
-static void check_replan(struct check_run *run, struct rig *rig, struct rig_session *session, int b)
+static void check_replan(struct rig *rig, struct rig_session *session, int b)
 {
-    char *first = rig_run(rig, run, session->metadata, b), *again = NULL;
-    if (first && rig_good(rig, run, rig_plan(rig, session->metadata, (b + 1) % rig->num_batches),
+    char *first = rig_run(rig, session->metadata, b), *again = NULL;
+    if (first && rig_good(rig, rig_plan(rig, session->metadata, (b + 1) % rig->num_batches),
                           "init_forward_metadata of another batch"))
-        again = rig_run(rig, run, session->metadata, b);
-    rig_expect(rig, run, b, first, again, "when another batch was planned in between");
+        again = rig_run(rig, session->metadata, b);
+    rig_expect(rig, b, first, again, "when another batch was planned in between");
 }
 
 /* The problems, the options and all that they point to are gone after create. */
@@ -218,18 +202,17 @@ static void run_arguments(struct check_run *run)
     char *expected[RIG_BATCHES];
     if (!rig_open(&rig, run, run->seed))
         return;
-    if (rig_life(&rig, run, expected)) {
+    if (rig_life(&rig, expected)) {
         struct rig_question kept = rig.question;
-        if (rig_session_open(&session, &rig, run)) {
+        if (rig_session_open(&session, &rig)) {
             memset(rig.question.groups, 0xA5, sizeof rig.question.groups);
             memset(rig.question.problems, 0xA5, sizeof rig.question.problems);
             memset(&rig.question.bounds, 0xA5, sizeof rig.question.bounds);
             for (int l = 0; l < RIG_LAYERS; l++)
                 rig.question.layers[l].kv_buffer = 0x5A5A5A5A;
             for (int b = 0; b < rig.num_batches && run->code == CHECK_PASS; b++) {
-                char *result = rig_run(&rig, run, session.metadata, b);
-                rig_expect(&rig, run, b, expected[b], result,
-                           "when the problems of create are gone");
+                char *result = rig_run(&rig, session.metadata, b);
+                rig_expect(&rig, b, expected[b], result, "when the problems of create are gone");
                 expected[b] = NULL;
             }
             memcpy(&rig.question.bounds, &kept.bounds, sizeof kept.bounds);
@@ -255,7 +238,7 @@ static void run_context(struct check_run *run)
     if (!rig_open(&rig, run, run->seed))
         return;
     expect_entered(run, "query");
-    if (rig_session_open(&session, &rig, run)) {
+    if (rig_session_open(&session, &rig)) {
         expect_entered(run, "create, prepare, metadata_size and metadata_create");
         for (int b = 0; b < rig.num_batches; b++) {
             rig_plan(&rig, session.metadata, b);

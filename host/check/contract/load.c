@@ -19,11 +19,9 @@
 /* The file of the plugin; false and the run has failed. */
 static bool open_file(struct check_run *run, struct elf_file *elf)
 {
-    host_error error;
-    host_error_init(&error);
-    if (elf_open(run->subject->object, elf, &error.base) == ATTN_OK)
+    if (elf_open(run->subject->object, elf, check_error(run)) == ATTN_OK)
         return true;
-    check_fail(run, "%s", host_error_text(&error));
+    check_fail(run, "%s", check_error_text(run));
     return false;
 }
 

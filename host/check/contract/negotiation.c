@@ -45,12 +45,11 @@ attn_host_info check_host_of(const struct check_run *run, uint32_t oldest, uint3
                             .source = run->subject->source};
 }
 
-static attn_status call_entry(attn_plugin_entry_fn entry, const attn_host_info *host,
-                              attn_plugin *plugin, host_error *error)
+static attn_status call_entry(struct check_run *run, attn_plugin_entry_fn entry,
+                              const attn_host_info *host, attn_plugin *plugin)
 {
     *plugin = (attn_plugin){.struct_size = sizeof *plugin};
-    host_error_init(error);
-    return entry(host, plugin, &error->base);
+    return entry(host, plugin, check_error(run));
 }
 
 /* Ranges without the majors that the plugin speaks, and one with all of them. */
@@ -62,24 +61,21 @@ static void run_majors(struct check_run *run)
                    older = check_host_of(run, 0, mine, 0);
     attn_host_info all = check_host_of(run, 0, UINT32_MAX, UINT32_MAX);
     attn_plugin plugin;
-    host_error error;
     if (!entry)
         return;
-    attn_status status = call_entry(entry, &newer, &plugin, &error);
-    if (!refusal_is(run, status, ATTN_INCOMPATIBLE_VERSION, &error, "a host of newer majors"))
+    attn_status status = call_entry(run, entry, &newer, &plugin);
+    if (!refusal_is(run, status, ATTN_INCOMPATIBLE_VERSION, "a host of newer majors"))
         return;
     if (mine > 0) {
         older.abi_major_max = 0; /* older than 1.0, which no stable plugin speaks */
-        status = call_entry(entry, &older, &plugin, &error);
+        status = call_entry(run, entry, &older, &plugin);
         if (status != ATTN_OK &&
-            !refusal_is(run, status, ATTN_INCOMPATIBLE_VERSION, &error, "a host of older majors"))
+            !refusal_is(run, status, ATTN_INCOMPATIBLE_VERSION, "a host of older majors"))
             return;
         CHECK_THAT(run, status != ATTN_OK || plugin.abi_major == 0,
                    "a host of major 0: the plugin picked %u", plugin.abi_major);
     }
-    status = call_entry(entry, &all, &plugin, &error);
-    CHECK_THAT(run, status == ATTN_OK, "a host of all majors: %s: %s", host_status_name(status),
-               host_error_text(&error));
+    check_good(run, call_entry(run, entry, &all, &plugin), "a host of all majors");
     status = entry(&newer, &plugin, NULL);
     CHECK_THAT(run, status == ATTN_INCOMPATIBLE_VERSION,
                "without attn_error: %s: accepted "
@@ -104,11 +100,10 @@ static void run_minors(struct check_run *run)
     for (size_t m = 0; entry && m < sizeof minors / sizeof minors[0]; m++) {
         attn_host_info host = check_host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, minors[m]);
         attn_plugin plugin;
-        host_error error;
-        attn_status status = call_entry(entry, &host, &plugin, &error);
-        CHECK_THAT(run, status == ATTN_OK, "a host of minor %u: %s: %s", minors[m],
-                   host_status_name(status), host_error_text(&error));
-        CHECK_THAT(run, same_plugin(&plugin, &record_of(run)->table),
+        attn_status status = call_entry(run, entry, &host, &plugin);
+        CHECK_THAT(run,
+                   check_good(run, status, "a host of minor %u", minors[m]) &&
+                       same_plugin(&plugin, &record_of(run)->table),
                    "a host of minor %u gets another table", minors[m]);
     }
 }
@@ -119,11 +114,10 @@ static void run_again(struct check_run *run)
     attn_host_info host = check_host_of(run, ATTN_ABI_MAJOR, ATTN_ABI_MAJOR, ATTN_ABI_MINOR);
     for (int n = 0; entry && n < 8; n++) {
         attn_plugin plugin;
-        host_error error;
-        attn_status status = call_entry(entry, &host, &plugin, &error);
-        CHECK_THAT(run, status == ATTN_OK, "call %d: %s: %s", n + 2, host_status_name(status),
-                   host_error_text(&error));
-        CHECK_THAT(run, same_plugin(&plugin, &record_of(run)->table),
+        attn_status status = call_entry(run, entry, &host, &plugin);
+        CHECK_THAT(run,
+                   check_good(run, status, "call %d", n + 2) &&
+                       same_plugin(&plugin, &record_of(run)->table),
                    "call %d fills in another table than the first one", n + 2);
     }
 }
@@ -226,7 +220,7 @@ static void run_instance_extensions(struct check_run *run)
     const attn_backend_ops *ops = run->subject->type->ops;
     if (!ops->get_extension || !rig_open(&rig, run, run->seed))
         return;
-    if (rig_create_for(&rig, run, &instance)) {
+    if (rig_create_for(&rig, &instance)) {
         struct asked asked = {.ops = ops, .instance = instance};
         check_extensions(run, &asked);
         rig_destroy(&rig, instance);
@@ -250,13 +244,11 @@ static void check_rows(const struct telling *telling, int batch, const char *whe
     const struct rig *rig = telling->rig;
     for (int l = 0; l < RIG_LAYERS; l++) {
         int64_t rows[ATTN_MAX_CODE_PATHS];
-        host_error error;
-        host_error_init(&error);
-        attn_status status =
-            code_paths_ask(telling->paths, telling->metadata, rig->question.layers[l].layer_id,
-                           rig->batches[batch].batch.num_real_tokens, rows, &error.base);
+        attn_status status = code_paths_ask(
+            telling->paths, telling->metadata, rig->question.layers[l].layer_id,
+            rig->batches[batch].batch.num_real_tokens, rows, check_error(telling->run));
         CHECK_THAT(telling->run, status == ATTN_OK, "%s batch%s: %s", rig_batch_name(rig, batch),
-                   when, host_error_text(&error));
+                   when, check_error_text(telling->run));
         for (uint32_t p = telling->paths->num_paths; p < ATTN_MAX_CODE_PATHS; p++)
             CHECK_THAT(telling->run, rows[p] == 0, "%s batch%s: rows[%u] was written, of %u",
                        rig_batch_name(rig, batch), when, p, telling->paths->num_paths);
@@ -268,10 +260,9 @@ static void check_untold(const struct telling *telling, int32_t layer_id, attn_s
                          const char *what)
 {
     int64_t rows[ATTN_MAX_CODE_PATHS];
-    host_error error;
-    host_error_init(&error);
-    attn_status status = telling->paths->rows(telling->metadata, layer_id, rows, &error.base);
-    refusal_is(telling->run, status, accepted, &error, what);
+    attn_status status =
+        telling->paths->rows(telling->metadata, layer_id, rows, check_error(telling->run));
+    refusal_is(telling->run, status, accepted, what);
 }
 
 /* One metadata's batches, then one more for `other`, after which the first still tells its own. */
@@ -283,11 +274,11 @@ static void check_batches(struct telling *telling, attn_metadata *metadata, attn
     check_untold(telling, rig->question.layers[0].layer_id, ATTN_BAD_STATE,
                  "rows by path before a batch was planned");
     for (int b = 0; b <= last && telling->run->code == CHECK_PASS; b++)
-        if (rig_good(rig, telling->run, rig_plan(rig, metadata, b), "init_forward_metadata"))
+        if (rig_good(rig, rig_plan(rig, metadata, b), "init_forward_metadata"))
             check_rows(telling, b, "");
     check_untold(telling, 1 << 20, ATTN_INVALID_ARGUMENT, "rows by path of layer 1048576");
     if (telling->run->code == CHECK_PASS &&
-        rig_good(rig, telling->run, rig_plan(rig, other, 0), "init_forward_metadata"))
+        rig_good(rig, rig_plan(rig, other, 0), "init_forward_metadata"))
         check_rows(telling, last, ", when another metadata has been given a batch");
 }
 
@@ -295,25 +286,24 @@ static void check_batches(struct telling *telling, attn_metadata *metadata, attn
 static void check_session(struct telling *telling, const struct rig_session *session)
 {
     struct rig_session more;
-    if (!rig_metadata_open(&more, telling->rig, telling->run, session->instance))
+    if (!rig_metadata_open(&more, telling->rig, session->instance))
         return;
     check_batches(telling, session->metadata, more.metadata);
     rig_metadata_close(&more, telling->rig);
 }
 
-static void check_code_paths(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_code_paths(struct rig *rig, struct rig_session *session)
 {
-    struct telling telling = {.run = run, .rig = rig};
-    host_error error;
-    host_error_init(&error);
+    struct telling telling = {.run = rig->run, .rig = rig};
     telling.paths = rig->ops->get_extension(session->instance, ATTN_EXTENSION_CODE_PATHS);
-    if (run->subject->type->flags & ATTN_BACKEND_COMPOSITE)
-        CHECK_THAT(run, !telling.paths, "a composite has the extension %s: accepted NULL",
+    if (rig->run->subject->type->flags & ATTN_BACKEND_COMPOSITE)
+        CHECK_THAT(rig->run, !telling.paths, "a composite has the extension %s: accepted NULL",
                    ATTN_EXTENSION_CODE_PATHS);
     else if (!telling.paths)
-        check_skip(run, "it reports no paths: it has no extension %s", ATTN_EXTENSION_CODE_PATHS);
-    else if (code_paths_check(telling.paths, &error.base) != ATTN_OK)
-        check_fail(run, "%s: %s", ATTN_EXTENSION_CODE_PATHS, host_error_text(&error));
+        check_skip(rig->run, "it reports no paths: it has no extension %s",
+                   ATTN_EXTENSION_CODE_PATHS);
+    else if (code_paths_check(telling.paths, check_error(rig->run)) != ATTN_OK)
+        check_fail(rig->run, "%s: %s", ATTN_EXTENSION_CODE_PATHS, check_error_text(rig->run));
     else
         check_session(&telling, session);
 }
@@ -330,24 +320,24 @@ static void run_paths(struct check_run *run)
 /* ---- Optional slots -------------------------------------------------------------------------- */
 
 /* A life with services that lack some; the results must be those of the first. */
-static void check_services(struct check_run *run, struct rig *rig, struct service_counter *counter,
+static void check_services(struct rig *rig, struct service_counter *counter,
                            char *const expected[RIG_BATCHES], const char *without)
 {
     char *results[RIG_BATCHES];
     rig->services = &counter->table;
-    check_note(run, "services without %s", without);
-    if (!rig_life(rig, run, results))
+    check_note(rig->run, "services without %s", without);
+    if (!rig_life(rig, results))
         return;
     const char *left = service_counter_left(counter);
     if (left)
-        check_fail(run, "services without %s: after destroy there is %s", without, left);
+        check_fail(rig->run, "services without %s: after destroy there is %s", without, left);
     if (counter->strange)
-        check_fail(run, "services without %s: a call with an argument that makes no sense",
+        check_fail(rig->run, "services without %s: a call with an argument that makes no sense",
                    without);
     for (int b = 0; b < rig->num_batches; b++) {
         const char *what = rig_difference(rig, b, expected[b], results[b]);
         if (what)
-            check_fail(run, "services without %s: %s of the %s batch differs", without, what,
+            check_fail(rig->run, "services without %s: %s of the %s batch differs", without, what,
                        rig_batch_name(rig, b));
     }
     rig_free(results);
@@ -364,16 +354,16 @@ static void run_services(struct check_run *run)
         return;
     service_counter_init(&counter, run->subject->services);
     rig.services = &counter.table;
-    if (rig_life(&rig, run, expected)) {
+    if (rig_life(&rig, expected)) {
         for (int slot = 0; slot < SERVICE_SLOTS; slot++) {
             service_counter_init(&counter, run->subject->services);
             service_counter_hide(&counter, (enum service_counter_slot)slot);
-            check_services(run, &rig, &counter, expected, names[slot]);
+            check_services(&rig, &counter, expected, names[slot]);
         }
         service_counter_init(&counter, run->subject->services);
         for (int slot = 0; slot < SERVICE_SLOTS; slot++)
             service_counter_hide(&counter, (enum service_counter_slot)slot);
-        check_services(run, &rig, &counter, expected, "anything optional");
+        check_services(&rig, &counter, expected, "anything optional");
         rig_free(expected);
     }
     rig_close(&rig);

@@ -41,20 +41,16 @@ static void judge_refusal(struct check_run *run, const struct check_subject *wit
 static void judge_settings(struct check_run *run, const struct setting *settings, int count)
 {
     char what[3 * SETTING_TEXT], *results[RIG_BATCHES];
-    struct options *options = NULL;
+    struct options *options = setting_open(run, settings, count, what);
     struct check_subject with = *run->subject;
     struct check_run inner = *run;
     struct rig rig;
-    host_error error;
-    setting_describe(run->subject, settings, count, what);
-    check_note(run, "%s", what);
-    attn_status status = setting_parse(run->subject, settings, count, &options, &error);
-    CHECK_THAT(run, status == ATTN_OK, "%s: the host refuses what is declared: %s", what,
-               host_error_text(&error));
+    if (!options)
+        return;
     with.options = &options->view;
     inner.subject = &with;
     if (rig_open(&rig, &inner, run->seed)) {
-        if (rig_life(&rig, &inner, results))
+        if (rig_life(&rig, results))
             rig_free(results);
         rig_close(&rig);
         if (inner.code == CHECK_FAIL)
@@ -124,16 +120,15 @@ static void expect_refused(struct check_run *run, uint32_t option, const char *t
 {
     struct setting setting = {.option = option};
     struct options *options = NULL;
-    host_error error;
     char what[3 * SETTING_TEXT];
     snprintf(setting.text, sizeof setting.text, "%s", text);
     setting_describe(run->subject, &setting, 1, what);
-    attn_status status = setting_parse(run->subject, &setting, 1, &options, &error);
+    attn_status status = setting_parse(run, &setting, 1, &options);
     if (status == ATTN_OK)
         options_destroy(options);
-    if (refusal_is(run, status, ATTN_CONFIG_ERROR, &error, what) &&
-        !strstr(host_error_text(&error), setting_option(run->subject, option)->key))
-        check_fail(run, "%s: '%s' does not name the option", what, host_error_text(&error));
+    if (refusal_is(run, status, ATTN_CONFIG_ERROR, what) &&
+        !strstr(check_error_text(run), setting_option(run->subject, option)->key))
+        check_fail(run, "%s: '%s' does not name the option", what, check_error_text(run));
 }
 
 static void run_outside(struct check_run *run)
@@ -183,29 +178,25 @@ static void run_unknown(struct check_run *run)
         const char *key = setting_option(subject, o)->key;
         char slip[SETTING_TEXT];
         struct options *options = NULL;
-        host_error error;
         snprintf(slip, sizeof slip, "%.100sx", key);
         while (find_option(subject, slip))
             strcat(slip, "x");
         struct options_text text = {slip, "1", "attnhost check", "/"};
-        host_error_init(&error);
         attn_status status = options_create(subject->type, subject->type->name, NULL, &text, 1,
-                                            &options, &error.base);
+                                            &options, check_error(run));
         if (status == ATTN_OK)
             options_destroy(options);
-        if (!refusal_is(run, status, ATTN_CONFIG_ERROR, &error, slip))
+        if (!refusal_is(run, status, ATTN_CONFIG_ERROR, slip))
             return;
-        CHECK_THAT(run, strlen(key) < 3 || strstr(host_error_text(&error), key),
-                   "%s: '%s' does not name '%s'", slip, host_error_text(&error), key);
+        CHECK_THAT(run, strlen(key) < 3 || strstr(check_error_text(run), key),
+                   "%s: '%s' does not name '%s'", slip, check_error_text(run), key);
     }
 }
 
 static void run_declared(struct check_run *run)
 {
-    host_error error;
-    host_error_init(&error);
-    attn_status status = options_check_type(run->subject->type, &error.base);
-    CHECK_THAT(run, status == ATTN_OK, "%s", host_error_text(&error));
+    attn_status status = options_check_type(run->subject->type, check_error(run));
+    CHECK_THAT(run, status == ATTN_OK, "%s", check_error_text(run));
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

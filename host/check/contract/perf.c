@@ -26,7 +26,7 @@ static double median(double times[SAMPLES])
     return times[SAMPLES / 2];
 }
 
-static void measure(struct check_run *run, struct rig *rig, struct rig_session *session, int batch)
+static void measure(struct rig *rig, struct rig_session *session, int batch)
 {
     double plans[SAMPLES], forwards[SAMPLES];
     attn_status status = ATTN_OK;
@@ -40,18 +40,18 @@ static void measure(struct check_run *run, struct rig *rig, struct rig_session *
         plans[n] = (double)(planned - start) / 1e3;
         forwards[n] = (double)(end - planned) / 1e3;
         if (status == ATTN_OK)
-            status = device_synchronize(rig->device, rig->stream, &rig->error.base);
+            status = device_synchronize(rig->device, rig->stream, check_error(rig->run));
     }
-    if (!rig_good(rig, run, status, "plan and forward"))
+    if (!rig_good(rig, status, "plan and forward"))
         return;
     double plan = median(plans), forward = median(forwards);
     if (plan > MAX_PLAN_US)
-        check_warn(run,
+        check_warn(rig->run,
                    "init_forward_metadata of %s batch of %d sequences takes %.0f us: "
                    "accepted up to %d",
                    rig_a_batch(rig, batch), rig->batches[batch].batch.num_seqs, plan, MAX_PLAN_US);
     if (forward > MAX_FORWARD_US)
-        check_warn(run, "forward of %s batch of %d rows takes %.0f us: accepted up to %d",
+        check_warn(rig->run, "forward of %s batch of %d rows takes %.0f us: accepted up to %d",
                    rig_a_batch(rig, batch), rig->batches[batch].batch.num_tokens, forward,
                    MAX_FORWARD_US);
 }

@@ -161,30 +161,30 @@ static bool is_whole(const struct bearer *bearer, const struct rig *rig)
 }
 
 /* All batches with the operand in one form. */
-static bool run_form(struct check_run *run, struct rig *rig, const attn_private_operand *wanted,
-                     bool moved, char *results[RIG_BATCHES])
+static bool run_form(struct rig *rig, const attn_private_operand *wanted, bool moved,
+                     char *results[RIG_BATCHES])
 {
     struct bearer bearer = {.wanted = wanted};
-    bool good = bear(&bearer, rig, moved, run->seed);
+    bool good = bear(&bearer, rig, moved, rig->run->seed);
     if (!good)
-        check_fail(run, "no memory for %s", wanted->name);
+        check_fail(rig->run, "no memory for %s", wanted->name);
     else
-        good = rig_life(rig, run, results);
+        good = rig_life(rig, results);
     if (good && !is_whole(&bearer, rig))
-        check_fail(run, "%s was written to", wanted->name);
+        check_fail(rig->run, "%s was written to", wanted->name);
     drop(&bearer, rig);
     return good;
 }
 
-static void compare_forms(struct check_run *run, struct rig *rig,
-                          const attn_private_operand *wanted)
+static void compare_forms(struct rig *rig, const attn_private_operand *wanted)
 {
     char *dense[RIG_BATCHES] = {NULL}, *moved[RIG_BATCHES] = {NULL};
-    if (run_form(run, rig, wanted, false, dense) && run_form(run, rig, wanted, true, moved))
+    if (run_form(rig, wanted, false, dense) && run_form(rig, wanted, true, moved))
         for (int b = 0; b < rig->num_batches; b++) {
             const char *what = rig_difference(rig, b, dense[b], moved[b]);
             if (what)
-                check_fail(run, "%s batch: %s differs where %s has other strides and an offset",
+                check_fail(rig->run,
+                           "%s batch: %s differs where %s has other strides and an offset",
                            rig_a_batch(rig, b), what, wanted->name);
         }
     rig_free(dense);
@@ -220,7 +220,7 @@ static void run_places(struct check_run *run)
         accepted = accepted && rig_accepts(run->subject, &rig.question.problems[g]);
     }
     if (accepted)
-        compare_forms(run, &rig, wanted);
+        compare_forms(&rig, wanted);
     else
         check_skip(run, "query refuses %s in a plain problem", wanted->name);
     rig_close(&rig);
@@ -348,15 +348,11 @@ struct round_trip {
     const char *layout;
     uint32_t role;
     struct zoned from, own, to;
-    host_error error;
 };
 
 static bool good(struct round_trip *trip, attn_status status, const char *what)
 {
-    if (status != ATTN_OK)
-        check_fail(trip->run, "%s of %s: %s: %s", what, trip->layout, host_status_name(status),
-                   host_error_text(&trip->error));
-    return status == ATTN_OK;
+    return check_good(trip->run, status, "%s of %s", what, trip->layout);
 }
 
 /* Three pages of a cache. */
@@ -379,7 +375,7 @@ static bool shape_own(struct round_trip *trip)
     *own = trip->from.tensor;
     if (!good(trip,
               trip->layouts->shape(trip->layout, trip->role, &trip->from.tensor, own,
-                                   &trip->error.base),
+                                   check_error(trip->run)),
               "shape"))
         return false;
     bool sane = own->ndim >= 1 && own->ndim <= ATTN_MAX_DIMS && attn_dtype_size(own->dtype) > 0;
@@ -396,7 +392,7 @@ static void refuse_others(struct round_trip *trip)
 {
     attn_tensor own = trip->from.tensor;
     attn_status status = trip->layouts->shape("unheard.of/1", trip->role, &trip->from.tensor, &own,
-                                              &trip->error.base);
+                                              check_error(trip->run));
     if (status != ATTN_UNSUPPORTED)
         check_fail(trip->run, "shape of unheard.of/1: %s; accepted: UNSUPPORTED",
                    host_status_name(status));
@@ -411,12 +407,12 @@ static void convert(struct round_trip *trip)
     }
     zoned_keep(from);
     attn_status status = trip->layouts->from_nhd(trip->layout, trip->role, &from->tensor,
-                                                 &own->tensor, &trip->error.base);
+                                                 &own->tensor, check_error(trip->run));
     if (!good(trip, status, "from_nhd"))
         return;
     zoned_keep(own);
     status = trip->layouts->to_nhd(trip->layout, trip->role, &own->tensor, &to->tensor,
-                                   &trip->error.base);
+                                   check_error(trip->run));
     if (!good(trip, status, "to_nhd"))
         return;
     CHECK_THAT(trip->run, zoned_is_kept(from) && zoned_is_kept(own),
@@ -444,7 +440,6 @@ static void convert_role(struct check_run *run, const struct case_spec *spec, co
 {
     struct round_trip trip = {
         .run = run, .layouts = conversions(run->subject), .layout = layout, .role = role};
-    host_error_init(&trip.error);
     set_cache(&trip.from.tensor, spec, role, true, 3);
     set_cache(&trip.to.tensor, spec, role, false, 5);
     if (shape_own(&trip)) {

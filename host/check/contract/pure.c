@@ -47,7 +47,8 @@ static const char *object_of(const void *address)
 static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer,
                                    struct watch_report *report)
 {
-    bool converted = rig->subject->converter != NULL; /* whose copies are no business of ours */
+    bool converted =
+        rig->run->subject->converter != NULL; /* whose copies are no business of ours */
     if (converted)
         layout_converter_watch(find_begin(), find_end(), report);
     else
@@ -61,18 +62,17 @@ static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int
 }
 
 /* Watch every forward of a batch; the first one that calls something reports it. */
-static void watch_forwards(struct check_run *run, struct rig *rig, struct rig_session *session,
-                           int batch)
+static void watch_forwards(struct rig *rig, struct rig_session *session, int batch)
 {
-    for (int round = 0; round < 3 && run->code == CHECK_PASS; round++) {
-        if (!rig_good(rig, run, rig_plan(rig, session->metadata, batch), "init_forward_metadata"))
+    for (int round = 0; round < 3 && rig->run->code == CHECK_PASS; round++) {
+        if (!rig_good(rig, rig_plan(rig, session->metadata, batch), "init_forward_metadata"))
             return;
         for (int l = 0; l < RIG_LAYERS; l++) {
             struct watch_report report = {.count = 0};
             attn_status status = watched_forward(rig, session->metadata, batch, l, &report);
-            if (!rig_good(rig, run, status, "forward"))
+            if (!rig_good(rig, status, "forward"))
                 return;
-            CHECK_THAT(run, report.count == 0,
+            CHECK_THAT(rig->run, report.count == 0,
                        "%s forward makes %llu calls that it may not make, the first is %s() from "
                        "%s",
                        rig_a_batch(rig, batch), (unsigned long long)report.count, report.first,
@@ -100,20 +100,20 @@ static void run_calls(struct check_run *run)
 
 /* ---- PURE-02 --------------------------------------------------------------------------------- */
 
-static void check_inputs(struct check_run *run, struct rig *rig, struct rig_session *session, int b)
+static void check_inputs(struct rig *rig, struct rig_session *session, int b)
 {
-    char *result = rig_run(rig, run, session->metadata, b);
+    char *result = rig_run(rig, session->metadata, b);
     const char *what = result ? rig_trespass(rig, b, result) : NULL;
     if (what)
-        check_fail(run, "%s forward: %s was written to where it may not be", rig_a_batch(rig, b),
-                   what);
+        check_fail(rig->run, "%s forward: %s was written to where it may not be",
+                   rig_a_batch(rig, b), what);
     free(result);
 }
 
 /* ---- PURE-06 --------------------------------------------------------------------------------- */
 
 /* Plan, then spoil the batch's structs and host arrays; they come back afterwards. */
-static char *run_spoilt(struct check_run *run, struct rig *rig, attn_metadata *metadata, int batch)
+static char *run_spoilt(struct rig *rig, attn_metadata *metadata, int batch)
 {
     attn_status status = rig_reset(rig, batch);
     if (status == ATTN_OK)
@@ -122,17 +122,16 @@ static char *run_spoilt(struct check_run *run, struct rig *rig, attn_metadata *m
     if (status == ATTN_OK)
         status = rig_forward_all(rig, metadata, batch);
     rig_restore_batch(rig, batch);
-    return rig_good(rig, run, status, "with the batch overwritten after init_forward_metadata")
+    return rig_good(rig, status, "with the batch overwritten after init_forward_metadata")
                ? rig_result(rig, batch)
                : NULL;
 }
 
-static void check_host_arrays(struct check_run *run, struct rig *rig, struct rig_session *session,
-                              int b)
+static void check_host_arrays(struct rig *rig, struct rig_session *session, int b)
 {
-    char *expected = rig_run(rig, run, session->metadata, b);
-    char *result = expected ? run_spoilt(run, rig, session->metadata, b) : NULL;
-    rig_expect(rig, run, b, expected, result,
+    char *expected = rig_run(rig, session->metadata, b);
+    char *result = expected ? run_spoilt(rig, session->metadata, b) : NULL;
+    rig_expect(rig, b, expected, result,
                "when the batch and its host arrays are overwritten after init_forward_metadata");
 }
 

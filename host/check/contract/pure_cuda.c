@@ -304,7 +304,7 @@ static void walk(struct watch *w)
 {
     const struct case_backend *backend = &w->g.session->backend;
     const attn_backend_ops *ops = backend->type->ops;
-    attn_error *error = &w->g.error.base;
+    attn_error *error = check_error(w->g.run);
     attn_instance *instance = NULL;
     attn_metadata *metadata = NULL;
     attn_memory_size size = {.struct_size = sizeof size};
@@ -441,11 +441,11 @@ static bool enqueue(struct watch *w, char *result, const char *what)
     attn_status status = gpu_prepare(g, GPU_REAL);
     if (status == ATTN_OK)
         status = session->graph ? device_graph_launch(session->device, session->graph,
-                                                      session->stream, &g->error.base)
+                                                      session->stream, check_error(g->run))
                                 : gpu_forward(g, GPU_REAL, 0);
     if (status == ATTN_OK)
         status = device_copy(g->c->device, result, g->c->memory, g->c->bytes, session->stream,
-                             &g->error.base);
+                             check_error(g->run));
     return gpu_good(g, status, what);
 }
 
@@ -535,7 +535,7 @@ static void run_lost(struct check_run *run)
                        w.g.what);
         else if ((status == ATTN_DEVICE_LOST) != failures[run->index].lost)
             check_fail(run, "a forward whose work the driver refuses with %s gives %s %s; %s", name,
-                       host_status_name(status), host_error_text(&w.g.error), w.g.what);
+                       host_status_name(status), check_error_text(w.g.run), w.g.what);
     }
     watch_close(&w);
 }

@@ -136,24 +136,23 @@ static bool swap_tensors(struct rig *rig, struct sized *sized, size_t to)
 /* ---- Structs that are written ---------------------------------------------------------------- */
 
 /* Like a struct of a life, with its own check; `session` is an open one. */
-typedef void (*judge_fn)(struct check_run *run, struct rig *rig, struct rig_session *session,
-                         struct sized *sized, size_t to);
+typedef void (*judge_fn)(struct rig *rig, struct rig_session *session, struct sized *sized,
+                         size_t to);
 
-static void judge_verdict(struct check_run *run, struct rig *rig, struct rig_session *session,
-                          struct sized *sized, size_t to)
+static void judge_verdict(struct rig *rig, struct rig_session *session, struct sized *sized,
+                          size_t to)
 {
     const attn_verdict empty = {.struct_size = sizeof empty};
     attn_verdict *verdict = sized_copy(sized, &empty, sizeof empty, 1, to);
     (void)session;
-    host_error_init(&rig->error);
     attn_status status = rig->type->query(rig->type, rig->options, rig->services, rig->problems,
-                                          verdict, &rig->error.base);
-    if (!rig_good(rig, run, status, "query"))
+                                          verdict, check_error(rig->run));
+    if (!rig_good(rig, status, "query"))
         return;
-    CHECK_THAT(run, verdict->supported == 1 && verdict->num_reasons == 0,
+    CHECK_THAT(rig->run, verdict->supported == 1 && verdict->num_reasons == 0,
                "attn_verdict of %zu bytes: supported %u, num_reasons %u: accepted 1, 0", to,
                verdict->supported, verdict->num_reasons);
-    CHECK_THAT(run,
+    CHECK_THAT(rig->run,
                to < sizeof *verdict || (verdict->graph_level == rig->verdict.graph_level &&
                                         verdict->traits == rig->verdict.traits),
                "attn_verdict of %zu bytes: another graph_level or other traits", to);
@@ -175,13 +174,12 @@ static attn_status ask_wrong(struct rig *rig, attn_reason *reasons, uint32_t cap
     problem.features = features;
     *verdict = (attn_verdict){
         .struct_size = sizeof *verdict, .reasons_capacity = capacity, .reasons = reasons};
-    host_error_init(&rig->error);
     return rig->type->query(rig->type, rig->options, rig->services, &problem, verdict,
-                            &rig->error.base);
+                            check_error(rig->run));
 }
 
-static void judge_reasons(struct check_run *run, struct rig *rig, struct rig_session *session,
-                          struct sized *sized, size_t to)
+static void judge_reasons(struct rig *rig, struct rig_session *session, struct sized *sized,
+                          size_t to)
 {
     enum { CAPACITY = 8 };
     attn_reason plain[CAPACITY], zero[CAPACITY];
@@ -193,15 +191,15 @@ static void judge_reasons(struct check_run *run, struct rig *rig, struct rig_ses
         plain[r] = zero[r];
     }
     attn_reason *moved = sized_copy(sized, zero, sizeof zero[0], CAPACITY, to);
-    if (!moved || !rig_good(rig, run, ask_wrong(rig, plain, CAPACITY, &expected), "query") ||
-        !rig_good(rig, run, ask_wrong(rig, moved, CAPACITY, &got), "query"))
+    if (!moved || !rig_good(rig, ask_wrong(rig, plain, CAPACITY, &expected), "query") ||
+        !rig_good(rig, ask_wrong(rig, moved, CAPACITY, &got), "query"))
         return;
-    CHECK_THAT(run, !expected.supported && expected.num_reasons == got.num_reasons,
+    CHECK_THAT(rig->run, !expected.supported && expected.num_reasons == got.num_reasons,
                "%u reasons in elements of %zu bytes, %u in such of %zu", got.num_reasons, to,
                expected.num_reasons, sizeof plain[0]);
     for (uint32_t r = 0; r < got.num_reasons && r < CAPACITY; r++) {
         const attn_reason *reason = attn_at(moved, r);
-        CHECK_THAT(run,
+        CHECK_THAT(rig->run,
                    reason->struct_size == to && reason->code == plain[r].code &&
                        reason->field == plain[r].field && strcmp(reason->got, plain[r].got) == 0,
                    "reason %u in elements of %zu bytes is code %u, field %u, '%.63s': accepted "
@@ -211,40 +209,39 @@ static void judge_reasons(struct check_run *run, struct rig *rig, struct rig_ses
     }
 }
 
-static void judge_memory_size(struct check_run *run, struct rig *rig, struct rig_session *session,
-                              struct sized *sized, size_t to)
+static void judge_memory_size(struct rig *rig, struct rig_session *session, struct sized *sized,
+                              size_t to)
 {
     const attn_memory_size empty = {.struct_size = sizeof empty};
     attn_memory_size *size = sized_copy(sized, &empty, sizeof empty, 1, to);
-    host_error_init(&rig->error);
     attn_status status = rig->ops->metadata_size(session->instance, ATTN_METADATA_EAGER,
-                                                 rig->bounds, size, &rig->error.base);
-    if (rig_good(rig, run, status, "metadata_size"))
-        CHECK_THAT(run,
+                                                 rig->bounds, size, check_error(rig->run));
+    if (rig_good(rig, status, "metadata_size"))
+        CHECK_THAT(rig->run,
                    memcmp(size->size, session->memory.size.size, sizeof size->size) == 0 &&
                        memcmp(size->alignment, session->memory.size.alignment,
                               sizeof size->alignment) == 0,
                    "attn_memory_size of %zu bytes is given other sizes", to);
 }
 
-static void judge_memory(struct check_run *run, struct rig *rig, struct rig_session *session,
-                         struct sized *sized, size_t to)
+static void judge_memory(struct rig *rig, struct rig_session *session, struct sized *sized,
+                         size_t to)
 {
     attn_metadata *metadata = NULL;
     const attn_memory *memory = sized_copy(sized, &session->memory.memory, sizeof *memory, 1, to);
     rig->ops->metadata_destroy(session->metadata);
     regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
-    host_error_init(&rig->error);
-    attn_status status = rig->ops->metadata_create(
-        session->instance, ATTN_METADATA_EAGER, rig->bounds, memory, &metadata, &rig->error.base);
+    attn_status status =
+        rig->ops->metadata_create(session->instance, ATTN_METADATA_EAGER, rig->bounds, memory,
+                                  &metadata, check_error(rig->run));
     session->metadata = metadata;
-    if (rig_good(rig, run, status, "metadata_create"))
-        free(rig_run(rig, run, metadata, 0));
+    if (rig_good(rig, status, "metadata_create"))
+        free(rig_run(rig, metadata, 0));
 }
 
 /* Two failures: one that names a field, one that gives the bytes needed. */
-static void judge_error(struct check_run *run, struct rig *rig, struct rig_session *session,
-                        struct sized *sized, size_t to)
+static void judge_error(struct rig *rig, struct rig_session *session, struct sized *sized,
+                        size_t to)
 {
     char text[256] = "";
     const attn_error empty = {
@@ -255,7 +252,7 @@ static void judge_error(struct check_run *run, struct rig *rig, struct rig_sessi
     attn_memory_size size = {.struct_size = sizeof size};
     attn_status status =
         rig->ops->metadata_size(session->instance, UINT32_MAX, rig->bounds, &size, error);
-    CHECK_THAT(run, status != ATTN_OK && error->code == status && *text,
+    CHECK_THAT(rig->run, status != ATTN_OK && error->code == status && *text,
                "attn_error of %zu bytes: metadata_size of an unknown kind gives %d, code %d, '%s'",
                to, status, error->code, text);
     text[0] = '\0';
@@ -264,7 +261,7 @@ static void judge_error(struct check_run *run, struct rig *rig, struct rig_sessi
     uint64_t needed = 0;
     for (int r = 0; r < (int)ATTN_REGION_COUNT; r++)
         needed += session->memory.size.size[r];
-    CHECK_THAT(run, needed == 0 || (status == ATTN_BUFFER_TOO_SMALL && *text),
+    CHECK_THAT(rig->run, needed == 0 || (status == ATTN_BUFFER_TOO_SMALL && *text),
                "attn_error of %zu bytes: metadata_create without memory gives %s, '%s'", to,
                host_status_name(status), text);
 }
@@ -316,39 +313,40 @@ static const struct shape arrays[] = {
 
 /* ---- Run ------------------------------------------------------------------------------------- */
 
-static void compare(struct check_run *run, struct rig *rig, attn_metadata *metadata,
-                    char *const expected[RIG_BATCHES], const struct shape *shape, size_t to)
+static void compare(struct rig *rig, attn_metadata *metadata, char *const expected[RIG_BATCHES],
+                    const struct shape *shape, size_t to)
 {
-    for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++) {
-        char *result = rig_run(rig, run, metadata, b);
+    for (int b = 0; b < rig->num_batches && rig->run->code == CHECK_PASS; b++) {
+        char *result = rig_run(rig, metadata, b);
         const char *what = result ? rig_difference(rig, b, expected[b], result) : NULL;
         if (what)
-            check_fail(run, "%s of %zu bytes: %s of the %s batch differs from that with %zu bytes",
+            check_fail(rig->run,
+                       "%s of %zu bytes: %s of the %s batch differs from that with %zu bytes",
                        shape->name, to, what, rig_batch_name(rig, b), shape->size);
         free(result);
     }
 }
 
-static void run_shape(struct check_run *run, struct rig *rig, const struct shape *shape, size_t to,
+static void run_shape(struct rig *rig, const struct shape *shape, size_t to,
                       char *const expected[RIG_BATCHES])
 {
     struct sized sized = {.num_copies = 0};
     struct rig_session session;
     bool good = shape->stage != BEFORE_CREATE || shape->swap(rig, &sized, to);
-    check_note(run, "%s of %zu bytes instead of %zu", shape->name, to, shape->size);
-    if (good && rig_session_open(&session, rig, run)) {
+    check_note(rig->run, "%s of %zu bytes instead of %zu", shape->name, to, shape->size);
+    if (good && rig_session_open(&session, rig)) {
         if (shape->stage == BEFORE_PLAN)
             good = shape->swap(rig, &sized, to);
         if (shape->judge)
-            shape->judge(run, rig, &session, &sized, to);
+            shape->judge(rig, &session, &sized, to);
         else if (good)
-            compare(run, rig, session.metadata, expected, shape, to);
+            compare(rig, session.metadata, expected, shape, to);
         rig_session_close(&session, rig);
     }
     if (!good)
-        check_fail(run, "no memory for copies of %s", shape->name);
+        check_fail(rig->run, "no memory for copies of %s", shape->name);
     if (!sized_is_whole(&sized, shape->may_zero))
-        check_fail(run, "%s of %zu bytes: the bytes after the %zu that are known were written",
+        check_fail(rig->run, "%s of %zu bytes: the bytes after the %zu that are known were written",
                    shape->name, to, shape->size);
     sized_finish(&sized);
 }
@@ -362,9 +360,9 @@ static void run_case(struct check_run *run, const struct shape *table)
     char *expected[RIG_BATCHES];
     if (!rig_open(&plain, run, run->seed))
         return;
-    if (rig_life(&plain, run, expected)) {
+    if (rig_life(&plain, expected)) {
         if (rig_open(&rig, run, run->seed)) {
-            run_shape(run, &rig, shape, to, expected);
+            run_shape(&rig, shape, to, expected);
             rig_close(&rig);
         }
         rig_free(expected);
@@ -387,9 +385,9 @@ static void run_reserved(struct check_run *run)
                ops->reserved);
     if (!rig_open(&rig, run, run->seed))
         return;
-    if (rig_create_for(&rig, run, &instance)) {
+    if (rig_create_for(&rig, &instance)) {
         attn_status status = rig_metadata_size(&rig, instance, &size);
-        if (rig_good(&rig, run, status, "metadata_size") && size.reserved != 0)
+        if (rig_good(&rig, status, "metadata_size") && size.reserved != 0)
             check_fail(run, "attn_memory_size.reserved is %u: accepted 0", size.reserved);
         rig_destroy(&rig, instance);
     }

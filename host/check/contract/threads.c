@@ -167,15 +167,13 @@ struct lane {
 static void run_lane(void *lanes, int n)
 {
     struct lane *lane = (struct lane *)lanes + n;
-    host_error error;
-    host_error_init(&error);
-    if (device_enter(lane->rig.device, &error.base) != ATTN_OK) {
-        check_fail(&lane->run, "the device cannot be entered: %s", host_error_text(&error));
+    if (device_enter(lane->rig.device, check_error(&lane->run)) != ATTN_OK) {
+        check_fail(&lane->run, "the device cannot be entered: %s", check_error_text(&lane->run));
         return;
     }
     for (int round = 0; round < 20 && lane->run.code == CHECK_PASS; round++) {
         int batch = round % lane->rig.num_batches;
-        char *result = rig_run(&lane->rig, &lane->run, lane->session.metadata, batch);
+        char *result = rig_run(&lane->rig, lane->session.metadata, batch);
         const char *what =
             result ? rig_difference(&lane->rig, batch, lane->expected[batch], result) : NULL;
         if (what)
@@ -194,11 +192,11 @@ static bool open_lane(struct lane *lane, struct check_run *run, uint64_t seed)
     lane->run.trail = NULL;
     if (!rig_open(&lane->rig, run, seed))
         return false;
-    if (!rig_life(&lane->rig, run, lane->expected)) {
+    if (!rig_life(&lane->rig, lane->expected)) {
         rig_close(&lane->rig);
         return false;
     }
-    if (rig_session_open(&lane->session, &lane->rig, run))
+    if (rig_session_open(&lane->session, &lane->rig))
         return true;
     rig_free(lane->expected);
     rig_close(&lane->rig);

@@ -33,48 +33,48 @@ static bool same_size(const attn_memory_size *a, const attn_memory_size *b)
            memcmp(a->alignment, b->alignment, sizeof a->alignment) == 0;
 }
 
-static void check_equal(struct check_run *run, struct rig *rig, struct rig_session *session,
-                        attn_instance *other, const char *when)
+static void check_equal(struct rig *rig, struct rig_session *session, attn_instance *other,
+                        const char *when)
 {
     attn_memory_size size;
-    if (rig_good(rig, run, rig_metadata_size(rig, other, &size), "metadata_size") &&
+    if (rig_good(rig, rig_metadata_size(rig, other, &size), "metadata_size") &&
         !same_size(&size, &session->memory.size))
-        check_fail(run, "metadata_size of an equal instance gives another answer%s", when);
+        check_fail(rig->run, "metadata_size of an equal instance gives another answer%s", when);
 }
 
-static void check_same(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_same(struct rig *rig, struct rig_session *session)
 {
     attn_memory_size size;
     attn_instance *other = NULL;
     for (int n = 0; n < 3; n++) {
-        if (!rig_good(rig, run, rig_metadata_size(rig, session->instance, &size), "metadata_size"))
+        if (!rig_good(rig, rig_metadata_size(rig, session->instance, &size), "metadata_size"))
             return;
-        CHECK_THAT(run, same_size(&size, &session->memory.size),
+        CHECK_THAT(rig->run, same_size(&size, &session->memory.size),
                    "metadata_size gives two answers to one question");
-        if (!rig_good(rig, run, rig_plan(rig, session->metadata, n % rig->num_batches),
+        if (!rig_good(rig, rig_plan(rig, session->metadata, n % rig->num_batches),
                       "init_forward_metadata"))
             return;
     }
-    if (!rig_good(rig, run, rig_create(rig, &other), "a second create"))
+    if (!rig_good(rig, rig_create(rig, &other), "a second create"))
         return;
-    check_equal(run, rig, session, other, "");
-    if (run->code == CHECK_PASS && rig_prepare(rig, other) == ATTN_OK)
-        check_equal(run, rig, session, other, " after prepare");
+    check_equal(rig, session, other, "");
+    if (rig->run->code == CHECK_PASS && rig_prepare(rig, other) == ATTN_OK)
+        check_equal(rig, session, other, " after prepare");
     rig_destroy(rig, other);
 }
 
-static void check_alignments(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_alignments(struct rig *rig, struct rig_session *session)
 {
     char name[32];
     (void)rig;
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
         uint64_t alignment = session->memory.size.alignment[r];
         name_region(r, name);
-        CHECK_THAT(run, (alignment & (alignment - 1)) == 0,
+        CHECK_THAT(rig->run, (alignment & (alignment - 1)) == 0,
                    "metadata_size, %s: alignment %llu: accepted powers of two", name,
                    (unsigned long long)alignment);
     }
-    check_same(run, rig, session);
+    check_same(rig, session);
 }
 
 /* ---- Bounds ---------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ static void expect_growth(struct check_run *run, const attn_memory_size *less,
     }
 }
 
-static void check_growth(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_growth(struct rig *rig, struct rig_session *session)
 {
     attn_bounds bounds;
     attn_memory_size last, size;
@@ -144,13 +144,13 @@ static void check_growth(struct check_run *run, struct rig *rig, struct rig_sess
             attn_problem problem = rig->question.problems[0];
             change_bound(&bounds, which, values[which] * factor);
             problem.bounds = &bounds;
-            if (!rig_accepts(run->subject, &problem))
+            if (!rig_accepts(rig->run->subject, &problem))
                 break;
             snprintf(what, sizeof what, "%s %d times as large", excesses[which].name, factor);
-            if (!rig_good(rig, run, rig_metadata_size(rig, session->instance, &size),
+            if (!rig_good(rig, rig_metadata_size(rig, session->instance, &size),
                           "metadata_size of larger bounds that query accepts"))
                 return;
-            expect_growth(run, &last, &size, what);
+            expect_growth(rig->run, &last, &size, what);
             last = size;
         }
     }
@@ -158,20 +158,20 @@ static void check_growth(struct check_run *run, struct rig *rig, struct rig_sess
 }
 
 /* Fewer modes, mask kinds or uses need no more. */
-static void check_sets(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_sets(struct rig *rig, struct rig_session *session)
 {
     attn_bounds bounds = rig->question.bounds;
     attn_memory_size size;
     attn_problem problem = rig->question.problems[0];
-    check_growth(run, rig, session);
+    check_growth(rig, session);
     rig->bounds = problem.bounds = &bounds;
     for (uint32_t bit = 0; bit < ATTN_MODE_COUNT; bit++) {
         bounds.modes = rig->question.bounds.modes & (1u << bit);
-        if (!bounds.modes || !rig_accepts(run->subject, &problem))
+        if (!bounds.modes || !rig_accepts(rig->run->subject, &problem))
             continue;
-        if (rig_good(rig, run, rig_metadata_size(rig, session->instance, &size),
+        if (rig_good(rig, rig_metadata_size(rig, session->instance, &size),
                      "metadata_size of a single mode"))
-            expect_growth(run, &size, &session->memory.size, "all modes instead of one");
+            expect_growth(rig->run, &size, &session->memory.size, "all modes instead of one");
     }
     rig->bounds = &rig->question.bounds;
 }
@@ -179,57 +179,57 @@ static void check_sets(struct check_run *run, struct rig *rig, struct rig_sessio
 /* ---- WORK-03: exactly what was asked for ----------------------------------------------------- */
 
 /* The results with `extra` bytes more than asked for; nothing around the memory changes. */
-static void run_with(struct check_run *run, struct rig *rig, struct rig_session *session,
-                     uint64_t extra, char *results[RIG_BATCHES])
+static void run_with(struct rig *rig, struct rig_session *session, uint64_t extra,
+                     char *results[RIG_BATCHES])
 {
     struct regions memory;
     attn_metadata *metadata = NULL;
     char name[32];
     attn_status status = rig_memory_init(&memory, rig, &session->memory.size, extra);
-    CHECK_THAT(run, status == ATTN_OK, "no memory for what metadata_size asks for");
+    CHECK_THAT(rig->run, status == ATTN_OK, "no memory for what metadata_size asks for");
     status = rig_metadata_create(rig, session->instance, &memory, &metadata);
-    if (rig_good(rig, run, status, "metadata_create")) {
-        for (int b = 0; b < rig->num_batches && run->code == CHECK_PASS; b++)
-            results[b] = rig_run(rig, run, metadata, b);
+    if (rig_good(rig, status, "metadata_create")) {
+        for (int b = 0; b < rig->num_batches && rig->run->code == CHECK_PASS; b++)
+            results[b] = rig_run(rig, metadata, b);
         device_synchronize(rig->device, rig->stream, NULL);
         rig->ops->metadata_destroy(metadata);
     }
     uint32_t damaged = regions_damage(&memory);
     if (damaged < ATTN_REGION_COUNT) {
         name_region(damaged, name);
-        check_fail(run, "bytes around the region %s were written", name);
+        check_fail(rig->run, "bytes around the region %s were written", name);
     }
     regions_finish(&memory);
 }
 
-static void check_exact(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_exact(struct rig *rig, struct rig_session *session)
 {
     char *exact[RIG_BATCHES] = {NULL}, *roomy[RIG_BATCHES] = {NULL};
-    run_with(run, rig, session, 0, exact);
-    if (run->code == CHECK_PASS)
-        run_with(run, rig, session, 8192, roomy);
+    run_with(rig, session, 0, exact);
+    if (rig->run->code == CHECK_PASS)
+        run_with(rig, session, 8192, roomy);
     for (int b = 0; b < rig->num_batches; b++)
-        rig_expect(rig, run, b, exact[b], roomy[b], "with more memory than asked for");
+        rig_expect(rig, b, exact[b], roomy[b], "with more memory than asked for");
 }
 
 /* metadata_create must fail with this status, and leave its output alone. */
-static bool refuses(struct check_run *run, struct rig *rig, struct rig_session *session,
-                    const attn_memory *memory, attn_status wanted, const char *what)
+static bool refuses(struct rig *rig, struct rig_session *session, const attn_memory *memory,
+                    attn_status wanted, const char *what)
 {
     attn_metadata *metadata = UNTOUCHED;
-    host_error_init(&rig->error);
-    attn_status status = rig->ops->metadata_create(
-        session->instance, ATTN_METADATA_EAGER, rig->bounds, memory, &metadata, &rig->error.base);
+    attn_status status =
+        rig->ops->metadata_create(session->instance, ATTN_METADATA_EAGER, rig->bounds, memory,
+                                  &metadata, check_error(rig->run));
     if (status == ATTN_OK)
         rig->ops->metadata_destroy(metadata);
-    if (!refusal_is(run, status, wanted, &rig->error, what))
+    if (!refusal_is(rig->run, status, wanted, what))
         return false;
     if (metadata != UNTOUCHED)
-        check_fail(run, "%s: fails, and sets its output", what);
+        check_fail(rig->run, "%s: fails, and sets its output", what);
     return metadata == UNTOUCHED;
 }
 
-static void check_small(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_small(struct rig *rig, struct rig_session *session)
 {
     char name[32], what[160];
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
@@ -246,16 +246,16 @@ static void check_small(struct check_run *run, struct rig *rig, struct rig_sessi
                      "metadata_create, %s of %llu bytes where %llu were asked "
                      "for",
                      name, (unsigned long long)memory.size[r], (unsigned long long)size);
-            check_note(run, "%s", what);
-            if (!refuses(run, rig, session, &memory, ATTN_BUFFER_TOO_SMALL, what))
+            check_note(rig->run, "%s", what);
+            if (!refuses(rig, session, &memory, ATTN_BUFFER_TOO_SMALL, what))
                 return;
-            CHECK_THAT(run, rig->error.base.needed == size, "%s: error.needed is %llu", what,
-                       (unsigned long long)rig->error.base.needed);
+            CHECK_THAT(rig->run, rig->run->error.base.needed == size, "%s: error.needed is %llu",
+                       what, (unsigned long long)rig->run->error.base.needed);
         }
     }
 }
 
-static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_misaligned(struct rig *rig, struct rig_session *session)
 {
     char name[32], what[160];
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++) {
@@ -268,40 +268,38 @@ static void check_misaligned(struct check_run *run, struct rig *rig, struct rig_
             memory.base[r] = (char *)memory.base[r] - by; /* its size is still there */
             snprintf(what, sizeof what, "metadata_create, %s %llu bytes off its alignment of %llu",
                      name, (unsigned long long)by, (unsigned long long)size->alignment[r]);
-            check_note(run, "%s", what);
-            if (!refuses(run, rig, session, &memory, ATTN_INVALID_ARGUMENT, what))
+            check_note(rig->run, "%s", what);
+            if (!refuses(rig, session, &memory, ATTN_INVALID_ARGUMENT, what))
                 return;
         }
     }
 }
 
-static void check_kinds(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_kinds(struct rig *rig, struct rig_session *session)
 {
     static const uint32_t kinds[] = {2, 1000, UINT32_MAX};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         attn_memory_size size = {.struct_size = sizeof size};
         attn_metadata *metadata = UNTOUCHED;
-        host_error_init(&rig->error);
         attn_status status = rig->ops->metadata_size(session->instance, kinds[k], rig->bounds,
-                                                     &size, &rig->error.base);
-        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+                                                     &size, check_error(rig->run));
+        if (!refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT,
                         "metadata_size of an unknown kind"))
             return;
-        host_error_init(&rig->error);
-        status = rig->ops->metadata_create(session->instance, kinds[k], rig->bounds,
-                                           &session->memory.memory, &metadata, &rig->error.base);
-        if (!refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
+        status =
+            rig->ops->metadata_create(session->instance, kinds[k], rig->bounds,
+                                      &session->memory.memory, &metadata, check_error(rig->run));
+        if (!refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT,
                         "metadata_create of an unknown kind"))
             return;
-        CHECK_THAT(run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
+        CHECK_THAT(rig->run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
     }
 }
 
 /* ---- WORK-04, WORK-05: what regions hold ----------------------------------------------------- */
 
 /* A run with other bytes in the scratch before each forward. */
-static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_session *session,
-                       int batch)
+static char *run_dirty(struct rig *rig, struct rig_session *session, int batch)
 {
     attn_status status = rig_reset(rig, batch);
     if (status == ATTN_OK)
@@ -310,45 +308,43 @@ static char *run_dirty(struct rig *rig, struct check_run *run, struct rig_sessio
         regions_fill(&session->memory, ATTN_MEMORY_SCRATCH, l == 1 ? 0x7F : 0xFF, NULL);
         status = rig_forward(rig, session->metadata, batch, l);
     }
-    if (!rig_good(rig, run, status, "with its scratch overwritten before each forward"))
+    if (!rig_good(rig, status, "with its scratch overwritten before each forward"))
         return NULL;
     return rig_result(rig, batch);
 }
 
-static void check_scratch(struct check_run *run, struct rig *rig, struct rig_session *session,
-                          int b)
+static void check_scratch(struct rig *rig, struct rig_session *session, int b)
 {
-    char *clean = rig_run(rig, run, session->metadata, b);
-    char *dirty = clean ? run_dirty(rig, run, session, b) : NULL;
-    rig_expect(rig, run, b, clean, dirty, "when scratch is overwritten before each forward");
+    char *clean = rig_run(rig, session->metadata, b);
+    char *dirty = clean ? run_dirty(rig, session, b) : NULL;
+    rig_expect(rig, b, clean, dirty, "when scratch is overwritten before each forward");
 }
 
 /* Plan once, compute the same several times. */
-static void check_repeat(struct check_run *run, struct rig *rig, struct rig_session *session,
-                         int batch, char *first)
+static void check_repeat(struct rig *rig, struct rig_session *session, int batch, char *first)
 {
-    for (int n = 0; n < 4 && run->code == CHECK_PASS; n++) {
+    for (int n = 0; n < 4 && rig->run->code == CHECK_PASS; n++) {
         attn_status status = rig_reset(rig, batch);
         if (status == ATTN_OK)
             status = rig_forward_all(rig, session->metadata, batch);
-        if (!rig_good(rig, run, status, "a repeated forward"))
+        if (!rig_good(rig, status, "a repeated forward"))
             return;
         char *again = rig_result(rig, batch);
         const char *what =
             again ? rig_difference(rig, batch, first, again) : "the fetching of results";
         if (what)
-            check_fail(run, "forward number %d of one plan: %s of the %s batch differs", n + 2,
+            check_fail(rig->run, "forward number %d of one plan: %s of the %s batch differs", n + 2,
                        what, rig_batch_name(rig, batch));
         free(again);
     }
 }
 
-static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_session *session, int b)
+static void check_zeroed(struct rig *rig, struct rig_session *session, int b)
 {
-    char *first = rig_run(rig, run, session->metadata, b);
+    char *first = rig_run(rig, session->metadata, b);
     if (!first)
         return;
-    check_repeat(run, rig, session, b, first);
+    check_repeat(rig, session, b, first);
     /* After a failed forward the host zeroes them. */
     uint32_t roles[ATTN_ROLE_COUNT];
     rig_needed_roles(rig, roles);
@@ -357,12 +353,11 @@ static void check_zeroed(struct check_run *run, struct rig *rig, struct rig_sess
     *first_operand = NULL;
     attn_status status = rig_forward(rig, session->metadata, b, 0);
     *first_operand = kept;
-    refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error,
-               "forward without its first operand");
+    refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT, "forward without its first operand");
     device_synchronize(rig->device, rig->stream, NULL);
     regions_fill(&session->memory, ATTN_MEMORY_ZEROED, 0, NULL);
-    if (run->code == CHECK_PASS)
-        check_repeat(run, rig, session, b, first);
+    if (rig->run->code == CHECK_PASS)
+        check_repeat(rig, session, b, first);
     free(first);
 }
 
@@ -392,44 +387,44 @@ static bool tighten(struct rig *rig, int batch, int which, bool least, attn_boun
         !(rig->verdict.host_arrays & ATTN_HOST_SEQ_LENS))
         return false;
     return bounds->max_seqs > 0 && bounds->max_tokens > 0 && bounds->max_q_len > 0 &&
-           bounds->max_kv_len > 0 && bounds->modes != 0 && rig_accepts(rig->subject, &problem);
+           bounds->max_kv_len > 0 && bounds->modes != 0 && rig_accepts(rig->run->subject, &problem);
 }
 
-static void exceed(struct check_run *run, struct rig *rig, struct rig_session *session, int batch,
+static void exceed(struct rig *rig, struct rig_session *session, int batch,
                    const struct excess *excess)
 {
     char what[96];
     struct rig_session tight;
     snprintf(what, sizeof what, "%s batch beyond the bound %s", rig_a_batch(rig, batch),
              excess->name);
-    check_note(run, "%s", what);
-    if (!rig_metadata_open(&tight, rig, run, session->instance))
+    check_note(rig->run, "%s", what);
+    if (!rig_metadata_open(&tight, rig, session->instance))
         return;
     attn_status status = rig_plan(rig, tight.metadata, batch);
-    if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, what) &&
-        rig->error.base.field != excess->field && !refusal_names(&rig->error, excess->words))
-        check_fail(run, "%s: '%s' does not name the bound, nor does error.field (%u)", what,
-                   host_error_text(&rig->error), rig->error.base.field);
-    if (run->code == CHECK_PASS && regions_damage(&tight.memory) < ATTN_REGION_COUNT)
-        check_fail(run, "%s: bytes around the memory of the metadata were written", what);
+    if (refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT, what) &&
+        rig->run->error.base.field != excess->field && !refusal_names(rig->run, excess->words))
+        check_fail(rig->run, "%s: '%s' does not name the bound, nor does error.field (%u)", what,
+                   check_error_text(rig->run), rig->run->error.base.field);
+    if (rig->run->code == CHECK_PASS && regions_damage(&tight.memory) < ATTN_REGION_COUNT)
+        check_fail(rig->run, "%s: bytes around the memory of the metadata were written", what);
     rig_metadata_close(&tight, rig);
 }
 
-static void check_beyond(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_beyond(struct rig *rig, struct rig_session *session)
 {
     attn_bounds bounds;
     for (int which = 0; which < BEYOND_COUNT; which++)
-        for (int b = 0; b < 2 * rig->num_batches && run->code == CHECK_PASS; b++) {
+        for (int b = 0; b < 2 * rig->num_batches && rig->run->code == CHECK_PASS; b++) {
             if (!tighten(rig, b / 2, which, b % 2, &bounds))
                 continue;
             rig->bounds = &bounds;
-            exceed(run, rig, session, b / 2, &excesses[which]);
+            exceed(rig, session, b / 2, &excesses[which]);
             rig->bounds = &rig->question.bounds;
         }
 }
 
 /* Parts of a batch that the bounds do not mention. */
-static void check_parts(struct check_run *run, struct rig *rig, struct rig_session *session)
+static void check_parts(struct rig *rig, struct rig_session *session)
 {
     static const char *const mask_words[] = {"mask", NULL}, *const item_words[] = {"multi", NULL};
     static const char *const position_words[] = {"position", NULL};
@@ -454,18 +449,19 @@ static void check_parts(struct check_run *run, struct rig *rig, struct rig_sessi
         {NULL, &items, 0, ATTN_FIELD_USES, item_words, "a batch with multi_item"},
         {NULL, NULL, 1, ATTN_FIELD_USES, position_words, "a batch with positions"},
     };
-    for (size_t p = 0; p < sizeof parts / sizeof parts[0] && run->code == CHECK_PASS; p++) {
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0] && rig->run->code == CHECK_PASS; p++) {
         *batch = kept;
         batch->mask = parts[p].mask;
         batch->multi_item = parts[p].items;
         if (parts[p].positions)
             batch->positions = kept.prefix_lens;
-        check_note(run, "%s that the bounds exclude", parts[p].what);
+        check_note(rig->run, "%s that the bounds exclude", parts[p].what);
         attn_status status = rig_plan(rig, session->metadata, 0);
-        if (refusal_is(run, status, ATTN_INVALID_ARGUMENT, &rig->error, parts[p].what) &&
-            rig->error.base.field != parts[p].field && !refusal_names(&rig->error, parts[p].words))
-            check_fail(run, "%s that the bounds exclude: '%s' does not name it", parts[p].what,
-                       host_error_text(&rig->error));
+        if (refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT, parts[p].what) &&
+            rig->run->error.base.field != parts[p].field &&
+            !refusal_names(rig->run, parts[p].words))
+            check_fail(rig->run, "%s that the bounds exclude: '%s' does not name it", parts[p].what,
+                       check_error_text(rig->run));
     }
     *batch = kept;
 }

@@ -7,6 +7,7 @@
  */
 #include "host/check/cases/draw.h"
 #include "host/check/cases/kind.h"
+#include "host/check/cases/refusal.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -161,23 +162,14 @@ static struct borders find_borders(const struct line *line)
 
 /* ---- At the borders -------------------------------------------------------------------------- */
 
-static bool is_refusal(const struct check_subject *subject, attn_status status)
-{
-    return status == ATTN_UNSUPPORTED || status == ATTN_INVALID_ARGUMENT ||
-           (status == ATTN_CHILD_FAILED && subject->type->flags & ATTN_BACKEND_COMPOSITE);
-}
-
 /* An instance for the spec that the case has now; it is gone again. */
-static attn_status create(const struct kind_case *k, host_error *error)
+static attn_status create(const struct kind_case *k)
 {
     const struct check_subject *subject = k->run->subject;
-    const attn_options *options = k->at.options ? k->at.options : subject->options;
     struct spec_problem posed;
     attn_instance *instance = NULL;
-    host_error_init(error);
     spec_problem_init(&posed, &k->at.spec, &subject->device->info);
-    attn_status status = subject->type->create(subject->type, &posed.problem, 1, options,
-                                               subject->services, &instance, &error->base);
+    attn_status status = numerics_create(k->run, k->at.options, &posed.problem, &instance);
     if (status == ATTN_OK)
         subject->type->ops->destroy(instance);
     return status;
@@ -189,15 +181,14 @@ static void run_at(const struct line *line, int32_t value)
     const struct axis *axis = line->axis;
     struct check_run *run = line->k.run;
     struct kind_case at = line->k;
-    host_error error;
     axis_set(axis, value, &at);
     check_note(run, "%s %d", axis->name, value);
     if (value > axis->most_run) {
-        attn_status status = create(&at, &error);
+        attn_status status = create(&at);
         if (status != ATTN_OK && status != ATTN_OUT_OF_HOST_MEMORY &&
             status != ATTN_OUT_OF_DEVICE_MEMORY && status != ATTN_DEPENDENCY_MISSING)
             check_fail(run, "query accepts %s %d; create gives %s %s", axis->name, value,
-                       host_status_name(status), host_error_text(&error));
+                       host_status_name(status), check_error_text(run));
         axis_set(axis, axis->most_run, &at);
     } else if (at.at.grid && case_spec_defect(&at.at.spec)) {
         check_fail(run, "query accepts %s %d, but the suite cannot build that case", axis->name,
@@ -216,17 +207,16 @@ static void refuse_at(const struct line *line, int64_t value)
 {
     struct check_run *run = line->k.run;
     struct kind_case at = line->k;
-    host_error error;
     if (value > INT32_MAX || run->code != CHECK_PASS)
         return;
     axis_set(line->axis, (int32_t)value, &at);
     if (at.kind->accepts(&at)) /* then it is the case that makes no sense */
         return;
-    attn_status status = create(&at, &error);
-    if (!is_refusal(run->subject, status))
+    attn_status status = create(&at);
+    if (status != ATTN_INVALID_ARGUMENT && !refusal_gives(run->subject, status, ATTN_UNSUPPORTED))
         check_fail(run, "query refuses %s %lld, next to what it accepts; create gives %s %s",
                    line->axis->name, (long long)value, host_status_name(status),
-                   host_error_text(&error));
+                   check_error_text(run));
 }
 
 static void judge_line(struct line *line, bool beyond)
@@ -329,20 +319,16 @@ static void climb_all(struct kind_case *k)
 {
     struct check_run *run = k->run;
     const struct check_subject *subject = run->subject;
-    const attn_options *options = k->at.options ? k->at.options : subject->options;
     struct spec_problem posed;
     const attn_problem *problem = &posed.problem;
     attn_instance *instance = NULL;
-    host_error error;
-    host_error_init(&error);
     make_short(k);
     spec_problem_init(&posed, &k->at.spec, &subject->device->info);
-    attn_status status = subject->type->create(subject->type, problem, 1, options,
-                                               subject->services, &instance, &error.base);
+    attn_status status = numerics_create(run, k->at.options, problem, &instance);
     if (status == ATTN_DEPENDENCY_MISSING)
-        check_skip(run, "%s", host_error_text(&error));
+        check_skip(run, "%s", check_error_text(run));
     else if (status != ATTN_OK)
-        check_fail(run, "create: %s", host_error_text(&error));
+        check_fail(run, "create: %s", check_error_text(run));
     if (status != ATTN_OK)
         return;
     for (size_t n = 0; n < sizeof bounds / sizeof bounds[0]; n++) {

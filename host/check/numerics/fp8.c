@@ -170,12 +170,12 @@ static void judge_codes(struct kind_case *k)
     const struct case_spec *spec = &k->at.spec;
     struct coding coding = {.c = numerics_case(run, spec, NULL)};
     struct case_session *session =
-        coding.c ? numerics_session(run, coding.c, spec, k->at.options, &exactly) : NULL;
+        coding.c ? numerics_session(run, run->subject, coding.c, k->at.options, &exactly) : NULL;
     char *row = malloc((size_t)(spec->head_dim + spec->v_head_dim) * 4 + 64);
     bool good = session && row;
     for (int round = 0; good && round < NUM_CODES && !(round > 0 && has_all(&coding)); round++) {
         code_case(&coding, row);
-        good = numerics_judge(run, session, coding.c, spec);
+        good = numerics_judge(run, session, coding.c);
     }
     if (good && !has_all(&coding))
         check_fail(run, "the suite is wrong: there is a code that no row of the case has");
@@ -218,7 +218,7 @@ static void judge_unscaled(struct kind_case *k)
         if (status == ATTN_OK && !verdict.supported)
             check_skip(k->run, "query refuses sm_scale 0");
         else
-            numerics_judge_alone(k->run, c, &k->at.spec, k->at.options);
+            numerics_judge_alone(k->run, c, k->at.options);
     }
     forward_case_destroy(c);
 }

@@ -78,10 +78,11 @@ static void read_cache_of(struct mla_pair *pair, const struct forward_case *writ
     struct forward_case *reader = numerics_case(pair->run, &spec, pair->absorbed);
     struct case_session *other = NULL;
     if (reader && !session)
-        session = other = numerics_session(pair->run, reader, &spec, pair->options, &setup);
+        session = other =
+            numerics_session(pair->run, pair->run->subject, reader, pair->options, &setup);
     if (reader && session) {
         mla_pair_hand_over(writer, reader);
-        numerics_judge(pair->run, session, reader, &spec);
+        numerics_judge(pair->run, session, reader);
     }
     case_session_destroy(other);
     forward_case_destroy(reader);
@@ -105,8 +106,8 @@ static void serve_both(struct mla_pair *pair)
         return;
     }
     struct case_session *session =
-        numerics_session(pair->run, pair->expanded, &pair->expanded_spec, pair->options, &setup);
-    if (session && numerics_judge(pair->run, session, pair->expanded, &pair->expanded_spec))
+        numerics_session(pair->run, pair->run->subject, pair->expanded, pair->options, &setup);
+    if (session && numerics_judge(pair->run, session, pair->expanded))
         read_cache_of(pair, pair->expanded, true, session);
     case_session_destroy(session);
 }

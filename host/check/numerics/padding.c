@@ -42,7 +42,7 @@ static void judge(struct check_run *run, const struct case_spec *spec, const att
     if (c && !spec->keys_in_page_0)
         fill_page_0(c, spec->padded || spec->spare ? FINITE : CASE_POISON);
     if (c)
-        numerics_judge_alone(run, c, spec, options);
+        numerics_judge_alone(run, c, options);
     forward_case_destroy(c);
 }
 

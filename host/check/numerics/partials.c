@@ -47,7 +47,7 @@ void partials_judge(const struct partials *parts, const attn_options *options)
     bool good = true;
     for (int32_t n = PARTIALS_WHOLE; n < parts->count && good; n++) {
         cases[n] = numerics_case(parts->run, &parts->specs[n], cases[PARTIALS_WHOLE]);
-        good = cases[n] && numerics_judge_alone(parts->run, cases[n], &parts->specs[n], options);
+        good = cases[n] && numerics_judge_alone(parts->run, cases[n], options);
     }
     const struct case_spec *first = &parts->specs[PARTIALS_FIRST];
     for (int32_t s = 0; s < first->num_sequences && good; s++)

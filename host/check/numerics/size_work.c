@@ -113,9 +113,7 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
                         int32_t variant)
 {
     struct setting setting;
-    struct options *options = NULL;
     char what[3 * SETTING_TEXT];
-    host_error error;
     int32_t shapes = count_shapes(run->subject);
     if (find_number(run->subject, variant / shapes / ENDS, &setting) == 0) {
         check_skip(run, "the backend has no option that is a number with a range");
@@ -123,12 +121,8 @@ static void run_setting(struct check_run *run, const struct grid *grid, struct c
     }
     setting_value(setting_option(run->subject, setting.option), variant / shapes % ENDS,
                   setting.text);
-    setting_describe(run->subject, &setting, 1, what);
-    check_note(run, "with %s", what);
-    attn_status status = setting_parse(run->subject, &setting, 1, &options, &error);
-    if (status != ATTN_OK)
-        check_fail(run, "%s: the host refuses what is declared: %s", what, host_error_text(&error));
-    else
+    struct options *options = setting_open(run, &setting, 1, what);
+    if (options)
         run_shape(run, grid, spec, variant % shapes, &options->view);
     options_destroy(options);
 }

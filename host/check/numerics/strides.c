@@ -26,7 +26,7 @@ static void move_each(struct kind_case *k, struct restrided *restrided)
         check_note(k->run, "%s with other strides", restrided_name(restrided));
         struct case_verdict verdict = {.good = true};
         char text[TEXT];
-        kind_judge_into(k, &verdict);
+        numerics_judge_into(k->run, k->session, k->c, &verdict);
         if (verdict.good)
             continue;
         snprintf(text, sizeof text, "%s with other strides%s: %s", restrided_name(restrided),
@@ -58,7 +58,7 @@ static void move_far(struct kind_case *k, struct restrided *restrided)
             restrided->far_dim = d;
             restrided->roles = n < 0 ? restrided->given : BIT(n);
             check_note(k->run, "%s far apart along dimension %u", restrided_name(restrided), d);
-            kind_judge_into(k, &verdict);
+            numerics_judge_into(k->run, k->session, k->c, &verdict);
             if (verdict.good)
                 continue;
             snprintf(text, sizeof text, "%s far apart along dimension %u: %s",

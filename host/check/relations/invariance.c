@@ -86,7 +86,7 @@ static struct case_spec variant_of(const struct kind_case *base)
 static bool judge_variant(const struct kind_case *base, const struct case_spec *spec)
 {
     struct forward_case *variant = numerics_case(base->run, spec, base->c);
-    bool good = variant && numerics_judge(base->run, base->session, variant, spec) &&
+    bool good = variant && numerics_judge(base->run, base->session, variant) &&
                 (!base->run->check->relation->traits || same_rows(base, variant));
     forward_case_destroy(variant);
     return good;
@@ -208,10 +208,11 @@ static void judge_replay(struct kind_case *base)
     }
     struct case_spec spec = variant_of(base);
     struct forward_case *replayed = numerics_case(base->run, &spec, base->c);
-    struct case_session *session =
-        replayed ? numerics_session(base->run, replayed, &spec, base->at.options, &setup) : NULL;
+    struct case_session *session = replayed ? numerics_session(base->run, base->run->subject,
+                                                               replayed, base->at.options, &setup)
+                                            : NULL;
     for (int n = 0; session && n < 3; n++)
-        if (!numerics_judge(base->run, session, replayed, &spec) ||
+        if (!numerics_judge(base->run, session, replayed) ||
             (verdict->traits & ATTN_TRAIT_DETERMINISTIC && !same_rows(base, replayed)))
             break;
     case_session_destroy(session);

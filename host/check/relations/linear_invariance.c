@@ -225,16 +225,10 @@ static void hand_to_setting(struct kind_case *k, const struct setting *setting)
 {
     struct check_run *run = k->run;
     struct check_subject subject = *run->subject;
-    struct options *options = NULL;
     char what[3 * SETTING_TEXT], reason[LINEAR_TEXT] = "";
-    host_error error;
-    setting_describe(run->subject, setting, 1, what);
-    check_note(run, "handed to an instance with %s", what);
-    attn_status status = setting_parse(run->subject, setting, 1, &options, &error);
-    if (status != ATTN_OK) {
-        check_fail(run, "%s: the host refuses what is declared: %s", what, host_error_text(&error));
+    struct options *options = setting_open(run, setting, 1, what);
+    if (!options)
         return;
-    }
     subject.options = &options->view;
     if (linear_accepts(&subject, &k->at.spec.linear, reason))
         hand_to(k, &subject, false);

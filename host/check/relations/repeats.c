@@ -115,14 +115,13 @@ static void judge_most(struct kind_case *k, const attn_problem *problems)
     const struct case_backend backend = numerics_backend(k->run->subject, k->at.options);
     const struct case_setup setup = {
         .kind = ATTN_METADATA_EAGER, .problems = problems, .num_problems = MOST_GROUPS};
-    host_error error;
-    host_error_init(&error);
     move(k, NULL, NULL);
-    attn_status status = case_session_create(&backend, k->c, &setup, &k->session, &error.base);
+    attn_status status =
+        case_session_create(&backend, k->c, &setup, &k->session, check_error(k->run));
     if (status == ATTN_OK)
         kind_judge(k);
     else if (status != ATTN_UNSUPPORTED && status != ATTN_CHILD_FAILED)
-        kind_report(k, status, host_error_text(&error));
+        kind_good(k, status);
 }
 
 /* Two groups of many layers, then many groups, the one that is called first, last or among them. */
@@ -160,18 +159,13 @@ static void on_pool(struct pooled *p, uint32_t num_threads, struct order_runner 
     struct kind_case *k = p->k;
     struct check_subject subject = *k->run->subject;
     struct other_host other;
-    host_error error;
-    host_error_init(&error);
-    attn_status status = other_host_init(&other, k->run->subject, num_threads, &error.base);
-    if (status == ATTN_OK) {
+    if (other_host_init(&other, k->run, num_threads)) {
         subject.services = &other.node->services;
         if (runner)
             threads_set_runner(other.threads, order_run, runner);
         if (move(k, &subject, &plainly))
             use(p, num_threads);
         move(k, NULL, NULL);
-    } else {
-        kind_report(k, status, host_error_text(&error));
     }
     other_host_finish(&other);
 }
