@@ -5,11 +5,8 @@
  * it is tested by tests/independent/bench_shim.py.
  */
 #include "bench/attention_shim.h"
-#include "host/device/device.h"
-#include "host/base/error.h"
-#include "tests/tools/fake_cuda_test.h"
+#include "tests/bench/shim_test.h"
 #include "tests/fixtures/cuda_fixture_kernels.h"
-#include "tests/tools/test_main.h"
 
 #include <math.h>
 #include <string.h>
@@ -18,45 +15,12 @@ enum { SEQS = 3, TOKENS = 11, Q_HEADS = 4, KV_HEADS = 2, DIM = 8, LAYERS = 2 };
 enum { ROW = KV_HEADS * DIM, KV = SEQS * TOKENS * ROW };
 
 static int page_size;
-static struct device *device;
-static attn_stream stream;
-static host_error error;
-
-#define GOOD(call)                                                                                 \
-    ck_assert_msg((call) == ATTN_OK, "%s %s", host_error_text(&error), fake.first_fault())
 
 static void set_up(void)
 {
     use_fake_cuda_in_plugins();
     cuda_fixture_define(&fake);
-    host_error_init(&error);
-    GOOD(device_open(ATTN_DEVICE_CUDA, 0, &device, &error.base));
-    GOOD(device_stream_create(device, &stream, &error.base));
-}
-
-static void tear_down(void)
-{
-    device_stream_destroy(device, stream);
-    device_close(device);
-    assert_nothing_left();
-    assert_clean();
-    fake.reset();
-}
-
-/* ---- Memory ---------------------------------------------------------------------------------- */
-
-static void *upload(const void *from, size_t bytes)
-{
-    void *to = device_allocate(device, ATTN_SPACE_DEVICE, bytes, 256);
-    ck_assert_ptr_nonnull(to);
-    GOOD(device_copy(device, to, from, bytes, stream, &error.base));
-    return to;
-}
-
-static void download(void *to, const void *from, size_t bytes)
-{
-    GOOD(device_copy(device, to, from, bytes, stream, &error.base));
-    GOOD(device_synchronize(device, stream, &error.base));
+    open_device();
 }
 
 static void fill_random(float *values, int count)

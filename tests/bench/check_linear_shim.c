@@ -6,48 +6,20 @@
  * tests/independent/bench_shim.py.
  */
 #include "bench/linear_shim.h"
-#include "host/base/error.h"
-#include "host/device/device.h"
-#include "tests/tools/fake_cuda_test.h"
-#include "tests/tools/test_main.h"
+#include "tests/bench/shim_test.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { SEQS = 3, HEADS = 2, DIM = 8, ROW = 3 * HEADS * DIM, MOST = 5, STATE = HEADS * DIM * DIM };
 
-static struct device *device;
-static attn_stream stream;
-static host_error error;
-
-#define GOOD(call)                                                                                 \
-    ck_assert_msg((call) == ATTN_OK, "%s %s", host_error_text(&error), fake.first_fault())
 #define RIGHT(s, call) ck_assert_msg((call) == ATTN_OK, "%s", shim_message(s))
 
 static void set_up(void)
 {
     use_fake_cuda_in_plugins();
     fixture_define("fake_linear_kernels.so", "fake_linear_define");
-    host_error_init(&error);
-    GOOD(device_open(ATTN_DEVICE_CUDA, 0, &device, &error.base));
-    GOOD(device_stream_create(device, &stream, &error.base));
-}
-
-static void tear_down(void)
-{
-    device_stream_destroy(device, stream);
-    device_close(device);
-    assert_nothing_left();
-    assert_clean();
-    fake.reset();
-}
-
-static void *upload(const void *from, size_t bytes)
-{
-    void *to = device_allocate(device, ATTN_SPACE_DEVICE, bytes, 256);
-    ck_assert_ptr_nonnull(to);
-    GOOD(device_copy(device, to, from, bytes, stream, &error.base));
-    return to;
+    open_device();
 }
 
 /* Lightning attention of a sequence's rows, from this state; into the outputs. */
@@ -167,8 +139,7 @@ LOOP_OF(shim, prompts_and_decodes, 0, 4)
     RIGHT(s, shim_bind(s, 0, ATTN_ROLE_STATE, pool, ATTN_F32, 4,
                        (int64_t[]){2 * SEQS + 1, HEADS, DIM, DIM}));
     run(s, graph);
-    GOOD(device_copy(device, t.out, out, sizeof t.out, stream, &error.base));
-    GOOD(device_synchronize(device, stream, &error.base));
+    download(t.out, out, sizeof t.out);
     check(&t, decode, tokens);
     shim_destroy(s);
     void *const memory[] = {placed, mixed, pool, rates, out};
