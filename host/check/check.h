@@ -90,7 +90,7 @@ struct check_run {
     const struct check *check;
     int32_t index;        /* of the case in its check */
     uint64_t seed;        /* of this case: a function of --seed, the check and the index alone */
-    enum check_code code; /* PASS until something else was said; the first word stays */
+    enum check_code code; /* PASS until the first report, which stays */
     char text[1024];      /* why; "" for PASS */
     uint32_t without;     /* CHECK_FUZZABLE: complications to leave out, one a bit; 0 = none */
     struct check_trail *trail; /* where notes go; NULL = nowhere */

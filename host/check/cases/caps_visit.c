@@ -4,6 +4,7 @@
  */
 #include "host/check/cases/caps_visit.h"
 #include "host/check/cases/numerics.h"
+#include "host/check/cases/setting.h"
 #include "host/check/trail.h"
 
 #include "host/base/mix.h"
@@ -128,9 +129,22 @@ static bool visit_one(struct caps_visit *visit, uint32_t kind, uint64_t seed, ca
     return look(visit, &p, &answer);
 }
 
+static bool accepts_plain(void *ctx, const attn_options *options)
+{
+    const struct caps_visit *visit = ctx;
+    struct check_subject with = *visit->run->subject;
+    with.options = options;
+    return caps_accepts(&with, &visit->plain);
+}
+
+/* In every second case with options that are drawn, which leave the plain problem accepted. */
 void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor *look)
 {
+    const struct check_subject *given = run->subject;
     struct caps_visit visit = {.run = run, .grid = grid_of(run->subject)};
+    struct check_subject with = *given;
+    struct options *drawn = NULL;
+    char what[3 * SETTING_TEXT] = "";
     struct case_spec spec;
     char refusal[CAPS_TEXT];
     grid_spec(visit.grid, &visit.grid->base, &spec);
@@ -138,12 +152,21 @@ void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor *look)
     if (kind != ATTN_KIND_SOFTMAX &&
         !caps_find_plain(run->subject, visit.grid, kind, &visit.plain, refusal))
         check_skip(run, "%s", refusal);
+    else if (run->index % 2)
+        drawn = setting_draw_options(run, accepts_plain, &visit, what);
+    if (drawn) {
+        with.options = &drawn->view;
+        run->subject = &with;
+    }
     for (int32_t n = 0; n < PROBLEMS && run->code == CHECK_PASS; n++) {
         if (n % 50 == 0)
             check_note(run, "random problem %d of %d", n, PROBLEMS);
         if (!visit_one(&visit, kind, mix_absorb(run->seed, (uint64_t)n), look))
             break;
     }
+    run->subject = given;
+    setting_tell(run, what);
+    options_destroy(drawn);
 }
 
 void caps_visit_problems(struct check_run *run, caps_visitor *look)

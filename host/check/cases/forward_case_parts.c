@@ -414,10 +414,20 @@ static attn_i64_array longs(const struct viewing *v, enum case_part_id part)
     return (attn_i64_array){host_at(v, part), at(v, v->place->arena, part)};
 }
 
+/* The forms that the instance reads; in half of the cases others, too. Groups of one batch differ in these, so that a
+ * backend cannot take the forms of one group for those of another. */
+static uint32_t index_forms_of(const struct viewing *v)
+{
+    const uint64_t drawn = case_stream(v->c->seed, DRAW_OTHER_FORMS, 0, 0, 0);
+    const bool has_others = v->place->arena == v->c->memory && draw_at(drawn, 0, 2);
+    return v->place->index_forms |
+           (has_others ? (uint32_t)draw_at(drawn, 1, ATTN_INDEX_ALL + 1) : 0);
+}
+
 static void view_kv(const struct viewing *v)
 {
     const struct forward_case *c = v->c;
-    uint32_t group = (uint32_t)c->posed.group.kv_group, forms = v->place->index_forms;
+    uint32_t group = (uint32_t)c->posed.group.kv_group, forms = index_forms_of(v);
     attn_kv_batch *kv = &v->view->kv_groups[group];
     if (group == 1)
         v->view->kv_groups[0] =

@@ -275,7 +275,8 @@ enum case_draw {
     DRAW_UNREAD,
     DRAW_CHOSEN,
     DRAW_TABLES,
-    DRAW_INDEXER
+    DRAW_INDEXER,
+    DRAW_OTHER_FORMS
 };
 
 /* The state of the stream of one thing. */

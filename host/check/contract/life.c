@@ -40,7 +40,7 @@ static void run_describe(struct check_run *run)
     struct process_resources before, after;
     double milliseconds = 100;
     process_take(&before);
-    for (int n = 0; n < 5 && milliseconds >= 100; n++) { /* a busy machine is no fault of its */
+    for (int n = 0; n < 5 && milliseconds >= 100; n++) { /* load is not the plugin's fault */
         int64_t start = clock_now_ns();
         describe_all(run);
         milliseconds = (double)(clock_now_ns() - start) / 1e6;

@@ -204,7 +204,7 @@ SPEC_CHANGE(scale_on_device, (set_lengths(spec, 0), spec->device_scales = true))
 
 /* ---- Scores of 0 ----------------------------------------------------------------------------- */
 
-/* A scale of 0 is 0, not a scale that was left out. Needles have nothing to say then. */
+/* A scale of 0 is 0, not a scale that was left out. Needles do not apply. */
 static void judge_unscaled(struct kind_case *k)
 {
     struct forward_case *c = numerics_case(k->run, &k->at.spec, NULL);

@@ -161,7 +161,7 @@ static bool has_equal_coins(uint64_t a, uint64_t b)
     return true;
 }
 
-/* A seed of which one in some 500 is. */
+/* Search for a seed with equal coin flips: about one in 500. */
 static uint64_t like_seed(uint64_t seed, uint64_t from)
 {
     uint64_t n = 0;

@@ -14,7 +14,7 @@
 #include "host/base/clock.h"
 #include "host/base/error.h"
 
-/* Of a check that hung so often no more is run. */
+/* After this many hangs no more cases of a check are run. */
 enum { MAX_HUNG = 3 };
 
 /* ---- Filters --------------------------------------------------------------------------------- */
