@@ -335,7 +335,7 @@ void case_spec_describe(const struct case_spec *spec, char *text, size_t size)
 {
     strbuf line;
     if (spec->kind == ATTN_KIND_LINEAR) {
-        linear_spec_describe(&spec->linear, text, size);
+        linear_spec_describe(spec, text, size);
         return;
     }
     strbuf_init(&line);
@@ -469,7 +469,7 @@ void spec_problem_init(struct spec_problem *posed, const struct case_spec *spec,
                        const attn_device *device)
 {
     if (spec->kind == ATTN_KIND_LINEAR) {
-        linear_pose(posed, &spec->linear, device);
+        linear_pose(posed, spec, device);
         return;
     }
     memset(posed, 0, sizeof *posed);
@@ -573,16 +573,6 @@ struct case_seeds {
     uint64_t own, of_batch;
 };
 
-/* What the batch and its memory have of a linear spec. */
-static void take_linear(struct case_spec *spec)
-{
-    spec->mode = spec->linear.mode;
-    spec->host = spec->linear.host;
-    spec->spread = spec->linear.spread;
-    spec->guarded = spec->linear.guarded;
-    spec->min_alignment = spec->linear.min_alignment;
-}
-
 /* Ids are a model's numbers, or anything: a fault may keep their lower bits alone. */
 static void draw_layer(struct forward_case *c)
 {
@@ -612,9 +602,7 @@ static attn_status create(const struct case_spec *spec, struct case_seeds seeds,
     if (!tokens)
         own_tokens(&c->spec);
     spec_problem_init(&c->posed, &c->spec, &device->info);
-    if (spec->kind == ATTN_KIND_LINEAR)
-        take_linear(&c->spec);
-    else
+    if (spec->kind != ATTN_KIND_LINEAR)
         draw_layer(c);
     attn_status status = fill(c, error);
     if (status != ATTN_OK)

@@ -4,7 +4,7 @@
  * poisoned KV cache, operands with needles at the borders.
  *
  *   spec      everything that is varied, in plain numbers: a layer of softmax attention, of latent
- *             attention in one of its two forms, or a linear one (linear_spec.h, linear_case.h)
+ *             attention in one of its two forms, or a linear one (linear_case.h)
  *   case      a spec with a seed: all arrays and tensors, in one piece of host memory that the
  *             oracle reads, and a copy of it in the device's memory, where the backend works
  *   variant   a case whose sequences take their tokens from those of another case: the same text
@@ -28,8 +28,8 @@
 
 #include "attn_plugin.h"
 #include "host/check/cases/far_memory.h"
-#include "host/check/cases/linear_spec.h"
 #include "host/device/device.h"
+#include "host/base/mix.h"
 #include "host/reference/reference.h"
 
 /* Sequences that a spec lists; and those of a batch: beyond the listed ones they repeat the first
@@ -62,6 +62,10 @@ struct case_sequence {
     int32_t tokens_of;
     int32_t first_query; /* query 0 is that query of the base */
     int32_t first_key;   /* key 0 is that key of the base */
+    /* Of a linear layer, whose rows are num_new: */
+    bool has_initial;
+    bool in_place; /* dst_slot = slot */
+    bool dropped;  /* dst_slot = 0 */
 };
 
 /* The hint that sequences have their first keys in common. */
@@ -76,6 +80,24 @@ enum case_hint {
 
 /* What has an element that is NaN. */
 enum case_nan { NAN_NOWHERE, NAN_IN_VALUE, NAN_IN_KEY };
+
+/* Host arrays of a batch. Those that the verdict names are present; of the others all, none or some are, so a backend
+ * must test before it reads one. */
+enum case_host {
+    HOST_DRAWN,  /* by the seed, one of the others */
+    HOST_NEEDED, /* those of the verdict alone */
+    HOST_SOME,   /* each of the others or not, by the seed */
+    HOST_ALL
+};
+
+/* Is array number `part`, which the verdict does not name, on the host? */
+static inline bool case_host_has(enum case_host host, uint64_t seed, uint32_t part)
+{
+    static const enum case_host drawn[] = {HOST_NEEDED, HOST_SOME, HOST_SOME, HOST_ALL};
+    if (host == HOST_DRAWN)
+        host = drawn[mix_stream(seed, 0) >> 62];
+    return host == HOST_ALL || (host == HOST_SOME && mix_stream(seed, 1 + (uint64_t)part) >> 63);
+}
 
 /* What a layer of latent attention has in addition; kv_lora_rank 0 = it is none. The spec's heads
  * and dims are those of the form: absorbed, one KV head of kv_lora_rank + rope_dim whose value is
@@ -95,12 +117,43 @@ struct case_indexer {
     bool by_steps; /* label, choose and attend are a call each */
 };
 
+enum { LINEAR_STATE_GROUPS = 4, LINEAR_WITHOUT_DST = 1, LINEAR_WITHOUT_INITIAL = 2 };
+
+/* What a linear layer has in addition. Of the spec's other members its cases read the mode, who decodes, the dtypes of q
+ * and of the output, arrays on the host, alignment, guards, first and spare rows, sequences, and the spread: of slots,
+ * and of a whole batch alone, no parts of it. */
+struct linear_spec {
+    uint32_t family; /* ATTN_LINEAR_* */
+    uint32_t flags;  /* ATTN_LINEAR_* flags */
+    uint32_t modes;  /* ATTN_MODE_BIT set: others that parts of the case have */
+    attn_dtype state_dtype, conv_dtype;
+    bool bare;       /* what means nothing for such a layer is 0 or absent, else any number */
+    int32_t decodes; /* MIXED: so many sequences do */
+    bool vk;         /* state.ssm.vk/1 */
+    int32_t k_heads, v_heads, k_dim, v_dim, width;
+    bool bias, z;
+    int32_t skip; /* D: 0 = none, 1 = one for a head, 2 = one for an element */
+    float dt_min, dt_max, lower_bound;
+    bool steep;           /* decays of many orders of magnitude */
+    bool snapshots;       /* of two rows in three, or */
+    int32_t sparse;       /* not 0: of every `sparse`-th, or */
+    int32_t cuts;         /* not 0: of so many of each sequence, at its ends and at any place */
+    int32_t most_kept;    /* not 0: slots for so many snapshots, where one for a row is much */
+    uint32_t absent;      /* set of LINEAR_WITHOUT_*: arrays that would say nothing */
+    int32_t gap;          /* elements between outermost rows; more where alignment wants it */
+    bool exactly_aligned; /* as promised, no better. A whole batch alone, no parts of it */
+    int32_t padded;       /* sequences of padding */
+    int32_t turn; /* in the batch, sequence s is that which stands at s + turn here; slots differ */
+    int32_t layer;       /* of those that one batch is for: its values are others */
+    int32_t state_group; /* below LINEAR_STATE_GROUPS; slots of the others are other slots */
+};
+
 /* Everything that is varied. Zero members mean the plain choice, but for what has no zero: dtypes,
  * heads, dims, and windows (-1 = no limit). */
 struct case_spec {
     uint32_t
         kind; /* ATTN_KIND_*; a softmax layer with a latent is an MLA one, with top_k a sparse one */
-    struct linear_spec linear; /* of a linear layer everything, else nothing */
+    struct linear_spec linear; /* of a linear layer alone */
     uint32_t mode;             /* ATTN_MODE_* */
     uint32_t attn_type;        /* ATTN_TYPE_* */
     attn_dtype q_dtype, kv_dtype, out_dtype;
@@ -176,6 +229,9 @@ struct case_spec {
     int32_t num_sequences; /* more than FORWARD_CASE_MAX_SEQS: not of a variant */
     struct case_sequence sequences[FORWARD_CASE_MAX_SEQS];
 };
+
+/* What is changed in a spec; the same in all variants, or not. */
+typedef void (*spec_change)(struct case_spec *spec, int32_t variant);
 
 /* Sequence s of a batch. */
 static inline const struct case_sequence *case_sequence_at(const struct case_spec *spec, int32_t s)

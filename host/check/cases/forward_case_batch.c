@@ -102,7 +102,7 @@ static void finish_lengths(struct case_lengths *l, const struct case_spec *spec,
 void case_lengths_init(struct case_lengths *l, const struct case_spec *spec, uint64_t seed)
 {
     if (spec->kind == ATTN_KIND_LINEAR) {
-        linear_lengths_init(l, &spec->linear);
+        linear_lengths_init(l, spec);
         return;
     }
     l->num_real_seqs = spec->num_sequences;

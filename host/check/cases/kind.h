@@ -18,8 +18,7 @@
 struct check_kind;
 struct kind_case;
 
-/* What a row changes in the spec of a point; and one that is the same in all variants. */
-typedef void (*spec_change)(struct case_spec *spec, int32_t variant);
+/* A spec_change that is the same in all variants. */
 #define SPEC_CHANGE(name, statement)                                                               \
     static void name(struct case_spec *spec, int32_t variant)                                      \
     {                                                                                              \
@@ -31,9 +30,9 @@ typedef void (*spec_change)(struct case_spec *spec, int32_t variant);
 struct kind_cases {
     const struct check_kind *kind;
     struct grid_choice choices[GRID_MAX_CHOICES + 1]; /* of all but linear layers */
-    spec_change vary; /* of a point, which is skipped where query refuses that; NULL = as it is */
+    /* Of a point, which is skipped where query refuses that; or of what is drawn of a family. NULL = nothing. */
+    spec_change vary;
     bool small;       /* before: as few heads and dimensions as query accepts */
-    linear_change change;
     int32_t variants; /* of each point, or of each family; 0 = 1 */
     int32_t drawn;    /* so many cases, of points or families in turn; 0 = each variant once */
     /* Linear layers: so many times as many in an exhaustive run, and one case without families; 0 = 1. */
@@ -61,9 +60,9 @@ struct kind_cases {
 #define SPARSE(choice, ...) SOFTMAX(OF(CHOICE, choice), __VA_ARGS__)
 #define SPARSE_LATENT(...)                                                                         \
     LATENT(MLA_ABSORBED, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), OF(CHOICE, GIVEN, E4M3), __VA_ARGS__)
-#define LINEAR(function, number) CASES_OF(.kind = &linear_layers, .change = function, .variants = number)
+#define LINEAR(function, number) CASES_OF(.kind = &linear_layers, .vary = function, .variants = number)
 #define LINEAR_MORE(function, number, times)                                                       \
-    CASES_OF(.kind = &linear_layers, .change = function, .variants = number, .exhaustive = times)
+    CASES_OF(.kind = &linear_layers, .vary = function, .variants = number, .exhaustive = times)
 /* clang-format on */
 
 /* How the calls of a case relate to each other, and what is expected of them. The other members are for judges that
@@ -193,10 +192,6 @@ uint32_t kind_operand(const struct kind_case *k, uint32_t role); /* KIND_* */
 int32_t kind_variants(const struct kind_cases *cases);
 
 /* ---- Linear layers (kind_linear.c) ------------------------------------------------------------ */
-
-/* A spec's whole batch, forwarded and judged, as often as the subject says: with the same bits, and
- * twice at least, where that is promised; else judged each time. */
-void linear_run_spec(struct check_run *run, const struct linear_spec *spec);
 
 /* Its case, a session, and what it begins with. False: reported. */
 bool linear_begin(struct kind_case *k);

@@ -25,33 +25,32 @@ static int32_t count_linear(const struct check_subject *subject, const struct ki
 static bool find_linear(struct kind_case *k, const struct kind_cases *cases)
 {
     k->variant = k->run->index / linear_count_families(k->run->subject) % kind_variants(cases);
-    k->at.spec.kind = ATTN_KIND_LINEAR;
-    return linear_find_case(k->run, cases->change, &k->at.spec.linear);
+    return linear_find_case(k->run, cases->vary, &k->at.spec);
 }
 
 static bool accepts_linear(struct kind_case *k)
 {
     char reason[LINEAR_TEXT];
-    return linear_accepts(k->run->subject, &k->at.spec.linear, reason);
+    return linear_accepts(k->run->subject, &k->at.spec, reason);
 }
 
 /* Another family where there is one, of the same dtypes and layout. */
 static bool linear_beside(struct kind_case *k, struct kind_beside *other)
 {
     struct check_run *run = k->run;
-    struct linear_spec beside;
-    const struct linear_spec *own = &k->at.spec.linear;
+    struct case_spec beside;
+    const struct case_spec *own = &k->at.spec;
     char reason[LINEAR_TEXT] = "";
     uint32_t set = linear_families(run->subject);
     uint32_t family = linear_family_at(set, (run->index + 1) % __builtin_popcount(set));
     bool found = linear_find(run->subject, family, mix_absorb(run->seed, 1),
-                             run->check->cases->change, 0, &beside, reason);
+                             run->check->cases->vary, 0, &beside, reason);
     if (found) {
         beside.q_dtype = own->q_dtype;
         beside.out_dtype = own->out_dtype;
-        beside.state_dtype = own->state_dtype;
-        beside.conv_dtype = own->conv_dtype;
-        beside.vk = own->vk;
+        beside.linear.state_dtype = own->linear.state_dtype;
+        beside.linear.conv_dtype = own->linear.conv_dtype;
+        beside.linear.vk = own->linear.vk;
         found = linear_accepts(run->subject, &beside, reason);
     }
     if (!found) {
@@ -66,15 +65,6 @@ static bool linear_beside(struct kind_case *k, struct kind_beside *other)
 }
 
 const struct check_kind linear_layers = {count_linear, find_linear, accepts_linear, linear_beside};
-
-/* ---- Running --------------------------------------------------------------------------------- */
-
-void linear_run_spec(struct check_run *run, const struct linear_spec *spec)
-{
-    struct kind_case k = {
-        .run = run, .kind = &linear_layers, .at.spec = {.kind = ATTN_KIND_LINEAR, .linear = *spec}};
-    kind_run(&k);
-}
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 

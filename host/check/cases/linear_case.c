@@ -18,22 +18,23 @@ enum { DRAW_LINEAR = ATTN_ROLE_COUNT + 9, DRAW_FAINT, DRAW_CUTS };
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
 
-void linear_lengths_init(struct case_lengths *l, const struct linear_spec *spec)
+void linear_lengths_init(struct case_lengths *l, const struct case_spec *spec)
 {
+    const struct linear_spec *linear = &spec->linear;
     const int32_t count = spec->num_sequences;
     const bool mixed = spec->mode == ATTN_MODE_MIXED, last = mixed && !spec->decodes_first;
-    const int32_t decodes = spec->decodes < count ? spec->decodes : count;
+    const int32_t decodes = linear->decodes < count ? linear->decodes : count;
     memset(l, 0, sizeof *l);
     l->num_real_seqs = count;
-    l->num_seqs = count + spec->padded;
-    l->num_decode_seqs = last ? decodes + spec->padded : mixed * decodes;
+    l->num_seqs = count + linear->padded;
+    l->num_decode_seqs = last ? decodes + linear->padded : mixed * decodes;
     l->first_decode_seq = last ? count - decodes : 0;
     l->decode_q_len = mixed ? spec->decode_q_len : 0;
     l->spare = spec->spare;
     l->max_q_len = 1;
     l->first_row[0] = spec->first_row;
     for (int32_t s = 0; s < l->num_seqs; s++) {
-        l->q_len[s] = s < count ? linear_sequence(spec, (s + spec->turn) % count)->rows : 1;
+        l->q_len[s] = s < count ? case_sequence_at(spec, (s + linear->turn) % count)->num_new : 1;
         l->first_row[s + 1] = l->first_row[s] + l->q_len[s];
         l->max_q_len = l->q_len[s] > l->max_q_len ? l->q_len[s] : l->max_q_len;
     }
@@ -58,8 +59,8 @@ static int64_t gap_between(const struct forward_case *c, attn_dtype dtype, int64
 {
     uint64_t row = (uint64_t)width * attn_dtype_size(dtype), unit = row & (~row + 1);
     uint64_t promised = attn_guaranteed_alignment(c->device->type, dtype);
-    if (promised < c->spec.linear.min_alignment)
-        promised = c->spec.linear.min_alignment;
+    if (promised < c->spec.min_alignment)
+        promised = c->spec.min_alignment;
     int64_t least = (int64_t)(unit < promised ? unit : promised) / attn_dtype_size(dtype);
     return least > 1 ? (gap + least - 1) / least * least : gap;
 }
@@ -73,12 +74,12 @@ static int64_t row_of(const struct case_shape *shape)
 static void add_operand(struct forward_case *c, enum case_part_id part, attn_dtype dtype,
                         uint32_t ndim, const int64_t *extents, int64_t gap)
 {
-    const struct linear_spec *spec = &c->spec.linear;
-    c->shapes[part] =
-        (struct case_shape){.ndim = ndim,
-                            .dtype = dtype,
-                            .byte_offset = spec->exactly_aligned ? case_byte_offset(c, dtype) : 64};
-    if (spec->exactly_aligned) /* an odd multiple of what is promised */
+    const struct case_spec *spec = &c->spec;
+    c->shapes[part] = (struct case_shape){
+        .ndim = ndim,
+        .dtype = dtype,
+        .byte_offset = spec->linear.exactly_aligned ? case_byte_offset(c, dtype) : 64};
+    if (spec->linear.exactly_aligned) /* an odd multiple of what is promised */
         c->bytes = round_up(c->bytes + CASE_RED_ZONE, 2 * CASE_ALIGNMENT) - CASE_RED_ZONE;
     case_add_shape(c, part, extents, 0, gap_between(c, dtype, extents[ndim - 1], gap));
 }
@@ -97,7 +98,7 @@ static void add_gates(struct forward_case *c)
 {
     const struct linear_spec *spec = &c->spec.linear;
     bool raw = spec->flags & ATTN_LINEAR_RAW_GATES, kda = spec->family == ATTN_LINEAR_KDA;
-    attn_dtype dtype = raw ? spec->q_dtype : ATTN_F32;
+    attn_dtype dtype = raw ? c->spec.q_dtype : ATTN_F32;
     int64_t heads = spec->v_heads;
     if (spec->family == ATTN_LINEAR_SHORT_CONV)
         return;
@@ -124,31 +125,32 @@ void linear_lay_out(struct forward_case *c)
     static const enum case_part_id arrays[] = {PART_Q_INDPTR,    PART_STATE_SLOT,  PART_STATE_DST,
                                                PART_INITIAL,     PART_OTHER_SLOTS, PART_SEQ_LENS,
                                                PART_PREFIX_LENS, PART_REQUESTS};
-    const struct linear_spec *spec = &c->spec.linear;
-    int64_t heads = spec->v_heads, channels = channels_of(spec), rows = rows_of(c);
+    const struct case_spec *spec = &c->spec;
+    const struct linear_spec *linear = &spec->linear;
+    int64_t heads = linear->v_heads, channels = channels_of(linear), rows = rows_of(c);
     const int64_t sequences = c->lengths.num_seqs;
-    int32_t kept = spec->most_kept > 0 ? spec->most_kept
-                   : spec->snapshots   ? first_padding(c) - spec->first_row
-                                       : 0;
+    int32_t kept = linear->most_kept > 0 ? linear->most_kept
+                   : linear->snapshots   ? first_padding(c) - spec->first_row
+                                         : 0;
     c->num_pages = 3 + 3 * spec->num_sequences + kept;
-    ADD(MIXED_QKV, spec->q_dtype, spec->gap, rows, channels);
-    ADD(OUT, spec->out_dtype, spec->gap, rows, heads, spec->v_dim);
-    if (spec->z)
-        ADD(GATE_Z, spec->q_dtype, spec->gap, rows, heads, spec->v_dim);
-    if (spec->width > 0)
-        ADD(CONV_WEIGHT, spec->q_dtype, 0, channels, spec->width);
-    if (spec->width > 0 && spec->bias)
+    ADD(MIXED_QKV, spec->q_dtype, linear->gap, rows, channels);
+    ADD(OUT, spec->out_dtype, linear->gap, rows, heads, linear->v_dim);
+    if (linear->z)
+        ADD(GATE_Z, spec->q_dtype, linear->gap, rows, heads, linear->v_dim);
+    if (linear->width > 0)
+        ADD(CONV_WEIGHT, spec->q_dtype, 0, channels, linear->width);
+    if (linear->width > 0 && linear->bias)
         ADD(CONV_BIAS, spec->q_dtype, 0, channels);
-    if (spec->width > 1)
-        ADD(CONV_STATE, spec->conv_dtype, spec->gap, c->num_pages, channels, spec->width - 1);
-    if (spec->family != ATTN_LINEAR_SHORT_CONV)
-        ADD(STATE, spec->state_dtype, spec->gap, c->num_pages, heads,
-            spec->vk ? spec->v_dim : spec->k_dim, spec->vk ? spec->k_dim : spec->v_dim);
+    if (linear->width > 1)
+        ADD(CONV_STATE, linear->conv_dtype, linear->gap, c->num_pages, channels, linear->width - 1);
+    if (linear->family != ATTN_LINEAR_SHORT_CONV)
+        ADD(STATE, linear->state_dtype, linear->gap, c->num_pages, heads,
+            linear->vk ? linear->v_dim : linear->k_dim, linear->vk ? linear->k_dim : linear->v_dim);
     add_gates(c);
-    if (spec->skip == 1)
+    if (linear->skip == 1)
         ADD(D_SKIP, ATTN_F32, 0, heads);
-    if (spec->skip == 2)
-        ADD(D_SKIP, ATTN_F32, 0, heads, spec->v_dim);
+    if (linear->skip == 2)
+        ADD(D_SKIP, ATTN_F32, 0, heads, linear->v_dim);
     c->arrays_first = c->bytes;
     for (size_t n = 0; n < sizeof arrays / sizeof arrays[0]; n++)
         case_add_part(c, arrays[n], (uint64_t)(sequences + 1) * sizeof(int32_t));
@@ -235,7 +237,7 @@ static int head_dimension(uint32_t role)
 /* Whose sequence stands at place s of the batch. */
 static int32_t sequence_at(const struct forward_case *c, int32_t s)
 {
-    int32_t count = c->spec.linear.num_sequences;
+    int32_t count = c->spec.num_sequences;
     return s < count ? (s + c->spec.linear.turn) % count : s;
 }
 
@@ -243,11 +245,11 @@ static int32_t sequence_at(const struct forward_case *c, int32_t s)
 static int64_t row_unturned(const struct forward_case *c, int64_t row)
 {
     const int32_t *indptr = c->lengths.first_row;
-    for (int32_t s = 0; s < c->spec.linear.num_sequences; s++)
+    for (int32_t s = 0; s < c->spec.num_sequences; s++)
         if (indptr[s] <= row && row < indptr[s + 1]) {
-            int64_t first = c->spec.linear.first_row;
+            int64_t first = c->spec.first_row;
             for (int32_t n = 0; n < sequence_at(c, s); n++)
-                first += linear_sequence(&c->spec.linear, n)->rows;
+                first += case_sequence_at(&c->spec, n)->num_new;
             return first + row - indptr[s];
         }
     return row;
@@ -328,13 +330,13 @@ static bool has_snapshot(const struct forward_case *c, int32_t sequence, int32_t
 
 static void fill_sequence(struct forward_case *c, int32_t s, const int32_t **next)
 {
-    const struct linear_spec *spec = &c->spec.linear;
-    const struct linear_case_sequence *sequence = linear_sequence(spec, sequence_at(c, s));
+    const struct case_spec *spec = &c->spec;
+    const struct case_sequence *sequence = case_sequence_at(spec, sequence_at(c, s));
     const int32_t row = c->lengths.first_row[s], rows = c->lengths.q_len[s];
     bool real = s < spec->num_sequences;
     int32_t slot = real ? *(*next)++ : 0, other = real ? *(*next)++ : 0;
-    bool initial = spec->absent & LINEAR_WITHOUT_INITIAL || sequence->has_initial;
-    bool in_place = spec->absent & LINEAR_WITHOUT_DST;
+    bool initial = spec->linear.absent & LINEAR_WITHOUT_INITIAL || sequence->has_initial;
+    bool in_place = spec->linear.absent & LINEAR_WITHOUT_DST;
     array_of(c, PART_Q_INDPTR)[s] = row;
     array_of(c, PART_Q_INDPTR)[s + 1] = row + rows;
     array_of(c, PART_STATE_SLOT)[s] = slot;
@@ -360,7 +362,7 @@ static attn_status fill_arrays(struct forward_case *c, attn_error *error)
     const int32_t *next = slots;
     if (!slots)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for slots");
-    shuffle(c, slots, c->num_pages - 1 - c->spec.linear.num_sequences);
+    shuffle(c, slots, c->num_pages - 1 - c->spec.num_sequences);
     for (int32_t s = 0; s < c->lengths.num_seqs; s++)
         fill_sequence(c, s, &next);
     for (int32_t row = c->lengths.first_row[c->lengths.num_seqs]; row < rows_of(c); row++)

@@ -3,8 +3,7 @@
  * linear_case.h: a case (forward_case.h) of a linear layer: what its parts are and hold, and how it is forwarded in
  * parts. All else of it is that of any case.
  *
- *   spec   everything that is varied, in plain numbers (linear_spec.h)
- *   part   some rows of one sequence: what a case is split into
+ * A part of it is some rows of one sequence: what a case is split into.
  *
  * Unused slots of the pools are NaN. Half of the heads forget slowly, so that a row depends on all rows before it; the
  * others fast, so that digits lost in decays show. The recurrence mixes everything into everything: there is no need
@@ -16,14 +15,23 @@
 #include "host/check/cases/forward_case_session.h"
 #include "host/reference/linear.h"
 
+/* ---- Spec ------------------------------------------------------------------------------------ */
+
+/* A spec of this family drawn from the seed, whether a backend accepts it or not. */
+void linear_spec_draw(struct case_spec *spec, uint32_t family, uint64_t seed);
+
+/* MIXED, with what the spec says of the sequences that decode. */
+void linear_spec_mix(struct case_spec *spec);
+void linear_spec_describe(const struct case_spec *spec, char *text, size_t size);
+
 /* ---- For forward_case*.c --------------------------------------------------------------------- */
 
 /* The problem that the spec poses. */
-void linear_pose(struct spec_problem *posed, const struct linear_spec *spec,
+void linear_pose(struct spec_problem *posed, const struct case_spec *spec,
                  const attn_device *device);
 
 /* The batch's lengths, the places of its parts, and what they hold in `image`. */
-void linear_lengths_init(struct case_lengths *lengths, const struct linear_spec *spec);
+void linear_lengths_init(struct case_lengths *lengths, const struct case_spec *spec);
 void linear_lay_out(struct forward_case *c);
 attn_status linear_fill(struct forward_case *c, attn_error *error);
 

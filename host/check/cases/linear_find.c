@@ -15,8 +15,7 @@
 
 enum { TRIES = 80 };
 
-bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
-                    char *reason)
+bool linear_accepts(const struct check_subject *subject, const struct case_spec *spec, char *reason)
 {
     const struct case_backend backend = numerics_backend(subject, NULL);
     struct spec_problem posed;
@@ -28,7 +27,7 @@ bool linear_accepts(const struct check_subject *subject, const struct linear_spe
 }
 
 bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t seed,
-                 linear_change change, int32_t index, struct linear_spec *spec, char *reason)
+                 spec_change change, int32_t index, struct case_spec *spec, char *reason)
 {
     for (uint64_t n = 0; n < TRIES; n++) {
         char last[LINEAR_TEXT];
@@ -44,7 +43,7 @@ bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t 
 static uint32_t ask_families(const struct check_subject *subject)
 {
     uint32_t set = 0;
-    struct linear_spec spec;
+    struct case_spec spec;
     char reason[LINEAR_TEXT];
     for (uint32_t family = 0; family < ATTN_LINEAR_COUNT; family++)
         if (linear_find(subject, family, 1, NULL, 0, &spec, reason))
@@ -75,7 +74,7 @@ uint32_t linear_family_at(uint32_t set, int32_t index)
     return ATTN_LINEAR_COUNT;
 }
 
-bool linear_find_case(struct check_run *run, linear_change change, struct linear_spec *spec)
+bool linear_find_case(struct check_run *run, spec_change change, struct case_spec *spec)
 {
     uint32_t set = linear_families(run->subject);
     char reason[LINEAR_TEXT] = "";
@@ -88,17 +87,17 @@ bool linear_find_case(struct check_run *run, linear_change change, struct linear
     return false;
 }
 
-void linear_set_extend(struct linear_spec *spec, const char *sequences)
+void linear_set_extend(struct case_spec *spec, const char *sequences)
 {
     spec->mode = ATTN_MODE_EXTEND;
-    spec->snapshots = false;
-    spec->absent = 0;
-    spec->sparse = spec->cuts = 0;
+    spec->linear.snapshots = false;
+    spec->linear.absent = 0;
+    spec->linear.sparse = spec->linear.cuts = 0;
     spec->num_sequences = 0;
     while (*sequences) {
-        struct linear_case_sequence *sequence = &spec->sequences[spec->num_sequences++];
+        struct case_sequence *sequence = &spec->sequences[spec->num_sequences++];
         char *end;
-        *sequence = (struct linear_case_sequence){.rows = (int32_t)strtol(sequences, &end, 10)};
+        *sequence = (struct case_sequence){.num_new = (int32_t)strtol(sequences, &end, 10)};
         for (; *end && *end != ' '; end++) {
             sequence->has_initial |= *end == 'i';
             sequence->in_place |= *end == 'p';
@@ -108,7 +107,7 @@ void linear_set_extend(struct linear_spec *spec, const char *sequences)
     }
 }
 
-void linear_set_mode(struct linear_spec *spec, uint32_t mode)
+void linear_set_mode(struct case_spec *spec, uint32_t mode)
 {
     spec->mode = mode;
     if (mode == ATTN_MODE_MIXED)
@@ -117,10 +116,10 @@ void linear_set_mode(struct linear_spec *spec, uint32_t mode)
         return;
     spec->first_row = 0;
     for (int32_t s = 0; s < spec->num_sequences; s++)
-        spec->sequences[s].rows = 1;
+        spec->sequences[s].num_new = 1;
 }
 
-void linear_set_many(struct linear_spec *spec, int32_t index)
+void linear_set_many(struct case_spec *spec, int32_t index)
 {
     (void)index;
     linear_set_extend(spec, "5ip 67i 0i 1i 20 1");

@@ -11,7 +11,7 @@
 enum { LINEAR_TEXT = 700 };
 
 /* Does query accept the spec? If not, `reason` (of LINEAR_TEXT) says why. */
-bool linear_accepts(const struct check_subject *subject, const struct linear_spec *spec,
+bool linear_accepts(const struct check_subject *subject, const struct case_spec *spec,
                     char *reason);
 
 #define LINEAR_UNASKED UINT32_MAX
@@ -24,26 +24,23 @@ int32_t linear_count_families(const struct check_subject *subject);
 /* Family `index` of those of the set; ATTN_LINEAR_COUNT = there are fewer. */
 uint32_t linear_family_at(uint32_t set, int32_t index);
 
-/* What a check changes in the spec that was drawn for a case; NULL = nothing. */
-typedef void (*linear_change)(struct linear_spec *spec, int32_t index);
-
-/* The first spec of a family that is accepted, of those that the seed gives. If there is none,
+/* The first spec of a family that is accepted, of those that the seed gives, each changed (NULL = not). If there is none,
  * `reason` (of LINEAR_TEXT) says why the first was not. */
 bool linear_find(const struct check_subject *subject, uint32_t family, uint64_t seed,
-                 linear_change change, int32_t index, struct linear_spec *spec, char *reason);
+                 spec_change change, int32_t index, struct case_spec *spec, char *reason);
 
 /* The same for case run->index of families times variants: family index % families, variant index /
  * families. False: skipped. */
-bool linear_find_case(struct check_run *run, linear_change change, struct linear_spec *spec);
+bool linear_find_case(struct check_run *run, spec_change change, struct case_spec *spec);
 
 /* Make it a batch of EXTEND with these sequences, as linear_spec_describe() prints them: "5ip 0 3id" are sequences of
  * 5, 0 and 3 rows, with an initial state (i), in place (p), dropped (d). */
-void linear_set_extend(struct linear_spec *spec, const char *sequences);
+void linear_set_extend(struct case_spec *spec, const char *sequences);
 
 /* Of another mode: in DECODE each sequence has one row, and the first is row 0. */
-void linear_set_mode(struct linear_spec *spec, uint32_t mode);
+void linear_set_mode(struct case_spec *spec, uint32_t mode);
 
-/* Make it a batch of six sequences of 0 to 67 rows, with initial states and without. A linear_change. */
-void linear_set_many(struct linear_spec *spec, int32_t index);
+/* Make it a batch of six sequences of 0 to 67 rows, with initial states and without. A spec_change. */
+void linear_set_many(struct case_spec *spec, int32_t index);
 
 #endif /* HOST_CHECK_CASES_LINEAR_FIND_H */

@@ -68,77 +68,81 @@ static attn_dtype unlike(attn_dtype q, int32_t drawn)
     return drawn == 0 ? ATTN_F32 : drawn > 1 ? q : q == ATTN_BF16 ? ATTN_F16 : ATTN_BF16;
 }
 
-static void draw_dtypes(struct linear_spec *spec, struct draw *draw)
+static void draw_dtypes(struct case_spec *spec, struct draw *draw)
 {
     static const attn_dtype dtypes[] = {ATTN_BF16, ATTN_F32, ATTN_F16};
     spec->q_dtype = dtypes[draw_below(draw, 3)];
-    spec->conv_dtype = unlike(spec->q_dtype, draw_below(draw, 8));
-    spec->state_dtype = draw_below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
+    spec->linear.conv_dtype = unlike(spec->q_dtype, draw_below(draw, 8));
+    spec->linear.state_dtype = draw_below(draw, 3) == 0 ? ATTN_BF16 : ATTN_F32;
 }
 
-static void draw_sequences(struct linear_spec *spec, struct draw *draw)
+static void draw_sequences(struct case_spec *spec, struct draw *draw)
 {
     static const int32_t lengths[] = {1, 0, 2, 5, 8, 9, 16, 17, 63, 64, 65, 127, 130, 200};
     static const int32_t few[] = {1, 2, 3, 4, 5, 7};
     bool verify = spec->mode == ATTN_MODE_TARGET_VERIFY;
     spec->num_sequences = 1 + draw_below(draw, 4);
     for (int32_t s = 0; s < spec->num_sequences; s++) {
-        struct linear_case_sequence *sequence = &spec->sequences[s];
+        struct case_sequence *sequence = &spec->sequences[s];
         bool decodes = spec->mode == ATTN_MODE_DECODE;
-        sequence->rows = decodes  ? 1
-                         : verify ? few[draw_below(draw, 6)]
-                                  : lengths[draw_below(draw, sizeof lengths / sizeof lengths[0])];
+        sequence->num_new = decodes ? 1
+                            : verify
+                                ? few[draw_below(draw, 6)]
+                                : lengths[draw_below(draw, sizeof lengths / sizeof lengths[0])];
         sequence->has_initial = draw_below(draw, 4) > 0;
         sequence->in_place = draw_below(draw, 2);
         sequence->dropped = draw_below(draw, 8) == 0;
     }
 }
 
-void linear_spec_draw(struct linear_spec *spec, uint32_t family, uint64_t seed)
+void linear_spec_draw(struct case_spec *spec, uint32_t family, uint64_t seed)
 {
+    struct linear_spec *linear = &spec->linear;
     static const uint32_t modes[] = {ATTN_MODE_EXTEND,       ATTN_MODE_DECODE,
                                      ATTN_MODE_MIXED,        ATTN_MODE_TARGET_VERIFY,
                                      ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_EXTEND};
     struct draw draw = {.seed = seed};
-    *spec =
-        (struct linear_spec){.family = family, .mode = modes[draw_below(&draw, 6)], .decodes = 1};
-    draw_dims(spec, &draw);
-    draw_gates(spec, &draw);
+    *spec = (struct case_spec){.kind = ATTN_KIND_LINEAR,
+                               .mode = modes[draw_below(&draw, 6)],
+                               .linear = {.family = family, .decodes = 1}};
+    draw_dims(linear, &draw);
+    draw_gates(linear, &draw);
     draw_dtypes(spec, &draw);
     draw_sequences(spec, &draw);
-    spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY || draw_below(&draw, 8) == 0;
+    linear->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY || draw_below(&draw, 8) == 0;
     static const uint32_t absent[6] = {LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL,
                                        LINEAR_WITHOUT_DST, LINEAR_WITHOUT_INITIAL};
-    spec->absent = absent[draw_below(&draw, 6)];
+    linear->absent = absent[draw_below(&draw, 6)];
     static const int32_t gaps[9] = {16, 1, 7};
-    spec->gap = gaps[draw_below(&draw, 9)];
+    linear->gap = gaps[draw_below(&draw, 9)];
     spec->first_row = spec->mode != ATTN_MODE_DECODE && draw_below(&draw, 3) == 0 ? 3 : 0;
-    spec->padded = draw_below(&draw, 3) == 0 ? 2 : 0;
+    linear->padded = draw_below(&draw, 3) == 0 ? 2 : 0;
     bool all_rows = spec->mode == ATTN_MODE_TARGET_VERIFY;
-    spec->sparse =
-        spec->snapshots && !all_rows && draw_below(&draw, 3) > 0 ? 20 + draw_below(&draw, 60) : 0;
+    linear->sparse =
+        linear->snapshots && !all_rows && draw_below(&draw, 3) > 0 ? 20 + draw_below(&draw, 60) : 0;
     spec->out_dtype = unlike(spec->q_dtype, draw_below(&draw, 8));
-    spec->state_group = draw_below(&draw, LINEAR_STATE_GROUPS);
+    linear->state_group = draw_below(&draw, LINEAR_STATE_GROUPS);
     spec->decodes_first = draw_below(&draw, 2);
     spec->decode_q_len = draw_below(&draw, 2) ? 3 : 1;
-    spec->bare = draw_below(&draw, 2);
-    spec->cuts = spec->sparse > 0 && draw_below(&draw, 2) ? 1 + draw_below(&draw, 4) : 0;
+    linear->bare = draw_below(&draw, 2);
+    linear->cuts = linear->sparse > 0 && draw_below(&draw, 2) ? 1 + draw_below(&draw, 4) : 0;
     if (spec->mode == ATTN_MODE_MIXED)
         linear_spec_mix(spec);
 }
 
-void linear_spec_mix(struct linear_spec *spec)
+void linear_spec_mix(struct case_spec *spec)
 {
-    int32_t first = spec->decodes_first ? 0 : spec->num_sequences - spec->decodes;
+    int32_t first = spec->decodes_first ? 0 : spec->num_sequences - spec->linear.decodes;
     spec->mode = ATTN_MODE_MIXED;
-    for (int32_t s = first; s < first + spec->decodes; s++)
-        spec->sequences[s].rows = spec->decode_q_len;
+    for (int32_t s = first; s < first + spec->linear.decodes; s++)
+        spec->sequences[s].num_new = spec->decode_q_len;
 }
 
 /* ---- Telling --------------------------------------------------------------------------------- */
 
-void linear_spec_describe(const struct linear_spec *spec, char *text, size_t size)
+void linear_spec_describe(const struct case_spec *spec, char *text, size_t size)
 {
+    const struct linear_spec *linear = &spec->linear;
     static const char *const families[] = {"gdn", "mamba2", "kda", "lightning", "short_conv"};
     static const char *const modes[] = {"extend", "decode", "mixed", "idle", "verify", "draft"};
     static const char *const absent[] = {"", ", no dst_slot", ", no has_initial",
@@ -150,50 +154,51 @@ void linear_spec_describe(const struct linear_spec *spec, char *text, size_t siz
         "%s %s, flags %#x, q %s, out %s, state %s %s, conv %s, heads %d/%d of %d/%d, width %d%s%s, "
         "D %d, dt %g..%g, lower bound %g%s%s%s%s, gap %d, first row %d, padding %d, turn %d, "
         "state group %d, rows",
-        families[spec->family], modes[spec->mode], spec->flags, dtype_name(spec->q_dtype),
-        dtype_name(spec->out_dtype), dtype_name(spec->state_dtype), spec->vk ? "vk" : "kv",
-        dtype_name(spec->conv_dtype), spec->k_heads, spec->v_heads, spec->k_dim, spec->v_dim,
-        spec->width, spec->bias ? " bias" : "", spec->z ? " z" : "", spec->skip,
-        (double)spec->dt_min, (double)spec->dt_max, (double)spec->lower_bound,
-        spec->steep ? ", steep" : "",
-        spec->cuts        ? ", snapshots at some rows"
-        : spec->sparse    ? ", sparse snapshots"
-        : spec->snapshots ? ", snapshots"
-                          : "",
-        absent[spec->absent], spec->bare && !spec->absent ? ", bare" : "", spec->gap,
-        spec->first_row, spec->padded, spec->turn, spec->state_group);
+        families[linear->family], modes[spec->mode], linear->flags, dtype_name(spec->q_dtype),
+        dtype_name(spec->out_dtype), dtype_name(linear->state_dtype), linear->vk ? "vk" : "kv",
+        dtype_name(linear->conv_dtype), linear->k_heads, linear->v_heads, linear->k_dim,
+        linear->v_dim, linear->width, linear->bias ? " bias" : "", linear->z ? " z" : "",
+        linear->skip, (double)linear->dt_min, (double)linear->dt_max, (double)linear->lower_bound,
+        linear->steep ? ", steep" : "",
+        linear->cuts        ? ", snapshots at some rows"
+        : linear->sparse    ? ", sparse snapshots"
+        : linear->snapshots ? ", snapshots"
+                            : "",
+        absent[linear->absent], linear->bare && !linear->absent ? ", bare" : "", linear->gap,
+        spec->first_row, linear->padded, linear->turn, linear->state_group);
     if (spec->mode == ATTN_MODE_MIXED)
         strbuf_appendf(&line, " (the %s %d decode, of %d)", spec->decodes_first ? "first" : "last",
-                       spec->decodes, spec->decode_q_len);
+                       linear->decodes, spec->decode_q_len);
     if (spec->spare > 0 || spec->spread > 0 || spec->num_sequences > 8)
         strbuf_appendf(&line, " (%d sequences, %d more, %s)", spec->num_sequences, spec->spare,
                        spec->spread == SPREAD_PAGES   ? "many slots"
                        : spec->spread == SPREAD_BYTES ? "slots far apart"
                                                       : "slots side by side");
-    for (int32_t s = 0; s < spec->num_sequences && s < LINEAR_CASE_MAX_SEQS; s++)
-        strbuf_appendf(
-            &line, " %d%s%s%s", spec->sequences[s].rows, spec->sequences[s].has_initial ? "i" : "",
-            spec->sequences[s].in_place ? "p" : "", spec->sequences[s].dropped ? "d" : "");
+    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++)
+        strbuf_appendf(&line, " %d%s%s%s", spec->sequences[s].num_new,
+                       spec->sequences[s].has_initial ? "i" : "",
+                       spec->sequences[s].in_place ? "p" : "",
+                       spec->sequences[s].dropped ? "d" : "");
     snprintf(text, size, "%s", strbuf_text(&line));
     strbuf_finish(&line);
 }
 
 /* ---- The problem ----------------------------------------------------------------------------- */
 
-static uint32_t uses_of(const struct linear_spec *spec)
+static uint32_t uses_of(const struct case_spec *spec)
 {
     bool mixed = spec->mode == ATTN_MODE_MIXED;
     return (mixed && spec->decodes_first ? (uint32_t)ATTN_USES_DECODES_FIRST : 0u) |
            (mixed && spec->decode_q_len > 1 ? (uint32_t)ATTN_USES_DECODE_DRAFTS : 0u);
 }
 
-static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
+static void set_bounds(attn_bounds *bounds, const struct case_spec *spec)
 {
     struct case_lengths l;
     linear_lengths_init(&l, spec);
     int32_t rows = l.first_row[l.num_seqs] - l.first_row[0] + l.spare;
     *bounds = (attn_bounds){.struct_size = sizeof *bounds,
-                            .modes = ATTN_MODE_BIT(spec->mode) | spec->modes,
+                            .modes = ATTN_MODE_BIT(spec->mode) | spec->linear.modes,
                             .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
                             .uses = uses_of(spec),
                             .max_seqs = l.num_seqs,
@@ -203,59 +208,60 @@ static void set_bounds(attn_bounds *bounds, const struct linear_spec *spec)
                             .max_kv_tokens = (int64_t)spec->num_sequences * l.max_kv_len};
 }
 
-void linear_pose(struct spec_problem *posed, const struct linear_spec *spec,
+void linear_pose(struct spec_problem *posed, const struct case_spec *spec,
                  const attn_device *device)
 {
-    const bool kda = spec->family == ATTN_LINEAR_KDA,
-               delta = kda || spec->family == ATTN_LINEAR_GDN;
-    const bool mamba2 = spec->family == ATTN_LINEAR_MAMBA2;
+    const struct linear_spec *linear = &spec->linear;
+    const bool kda = linear->family == ATTN_LINEAR_KDA,
+               delta = kda || linear->family == ATTN_LINEAR_GDN;
+    const bool mamba2 = linear->family == ATTN_LINEAR_MAMBA2;
     memset(posed, 0, sizeof *posed);
     posed->layers[0] =
-        (attn_layer){.struct_size = sizeof posed->layers[0], .layer_id = 5 + 2 * spec->layer};
+        (attn_layer){.struct_size = sizeof posed->layers[0], .layer_id = 5 + 2 * linear->layer};
     posed->linear =
         (attn_linear_dims){.struct_size = sizeof posed->linear,
-                           .family = spec->family,
-                           .flags = spec->flags,
-                           .num_k_heads = spec->k_heads,
-                           .num_v_heads = spec->v_heads,
-                           .head_k_dim = spec->k_dim,
-                           .head_v_dim = spec->v_dim,
-                           .num_groups = mamba2 ? spec->k_heads : 0,
-                           .conv_width = spec->width,
-                           .state_dtype = spec->state_dtype,
-                           .conv_dtype = spec->conv_dtype,
-                           .dt_min = mamba2 || spec->bare ? spec->dt_min : 0.75f,
-                           .dt_max = mamba2 || spec->bare ? spec->dt_max : 0.875f,
-                           .lower_bound = kda || spec->bare ? spec->lower_bound : -0.5f};
+                           .family = linear->family,
+                           .flags = linear->flags,
+                           .num_k_heads = linear->k_heads,
+                           .num_v_heads = linear->v_heads,
+                           .head_k_dim = linear->k_dim,
+                           .head_v_dim = linear->v_dim,
+                           .num_groups = mamba2 ? linear->k_heads : 0,
+                           .conv_width = linear->width,
+                           .state_dtype = linear->state_dtype,
+                           .conv_dtype = linear->conv_dtype,
+                           .dt_min = mamba2 || linear->bare ? linear->dt_min : 0.75f,
+                           .dt_max = mamba2 || linear->bare ? linear->dt_max : 0.875f,
+                           .lower_bound = kda || linear->bare ? linear->lower_bound : -0.5f};
     posed->group = (attn_layer_group){
         .struct_size = sizeof posed->group,
         .kind = ATTN_KIND_LINEAR,
         .attn_type = ATTN_TYPE_DECODER,
         .kv_group = -1,
-        .state_group = spec->state_group,
-        .num_q_heads = spec->bare ? 0 : spec->v_heads,
-        .num_kv_heads = spec->bare          ? 0
-                        : spec->k_heads > 0 ? spec->k_heads
-                                            : 1,
-        .head_dim = spec->bare        ? 0
-                    : spec->k_dim > 0 ? spec->k_dim
-                                      : spec->v_dim,
-        .v_head_dim = spec->bare ? 0 : spec->v_dim,
+        .state_group = linear->state_group,
+        .num_q_heads = linear->bare ? 0 : linear->v_heads,
+        .num_kv_heads = linear->bare          ? 0
+                        : linear->k_heads > 0 ? linear->k_heads
+                                              : 1,
+        .head_dim = linear->bare        ? 0
+                    : linear->k_dim > 0 ? linear->k_dim
+                                        : linear->v_dim,
+        .v_head_dim = linear->bare ? 0 : linear->v_dim,
         .window_left = -1,
-        .sm_scale = delta ? 1.0f / sqrtf((float)spec->k_dim) : 0.5f,
+        .sm_scale = delta ? 1.0f / sqrtf((float)linear->k_dim) : 0.5f,
         .num_layers = 1,
         .layers = posed->layers,
         .linear = &posed->linear,
     };
-    bool no_state = spec->bare && spec->family == ATTN_LINEAR_SHORT_CONV;
+    bool no_state = linear->bare && linear->family == ATTN_LINEAR_SHORT_CONV;
     set_bounds(&posed->bounds, spec);
     posed->problem = (attn_problem){.struct_size = sizeof posed->problem,
                                     .device = device,
                                     .group = &posed->group,
                                     .bounds = &posed->bounds,
-                                    .state_layout = no_state   ? NULL
-                                                    : spec->vk ? ATTN_LAYOUT_STATE_SSM_VK
-                                                               : ATTN_LAYOUT_STATE_SSM_KV,
+                                    .state_layout = no_state     ? NULL
+                                                    : linear->vk ? ATTN_LAYOUT_STATE_SSM_VK
+                                                                 : ATTN_LAYOUT_STATE_SSM_KV,
                                     .q_dtype = spec->q_dtype,
                                     .kv_dtype = spec->q_dtype,
                                     .out_dtype = spec->out_dtype,

@@ -2,7 +2,6 @@
  *
  * numbers.c: random numbers for a spec.
  */
-#include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
 
 #include "host/check/cases/draw.h"
@@ -11,10 +10,7 @@
 
 /* What is drawn, and from what. */
 struct numbers {
-    const struct grid *grid;             /* of all but linear layers, */
-    const attn_options *options;         /* and with these options; */
-    const struct check_subject *subject; /* of linear ones */
-    int64_t most_work;
+    const struct numbers_for *whom;
     struct case_spec *spec;
     struct draw draw;
 };
@@ -66,22 +62,23 @@ static int lacks_arrays(const struct case_spec *spec)
 }
 
 /* Products of an element of a state and one of a key, or of the convolution. */
-static int64_t linear_work(const struct linear_spec *spec)
+static int64_t linear_work(const struct case_spec *spec)
 {
+    const struct linear_spec *linear = &spec->linear;
     int64_t rows = 0;
     for (int32_t s = 0; s < spec->num_sequences; s++)
-        rows += linear_sequence(spec, s)->rows;
-    return rows * spec->v_heads * (spec->k_dim + spec->width + 1) * spec->v_dim;
+        rows += case_sequence_at(spec, s)->num_new;
+    return rows * linear->v_heads * (linear->k_dim + linear->width + 1) * linear->v_dim;
 }
 
 static bool keep_if_accepted(struct numbers *numbers, struct case_spec *changed)
 {
     char reason[LINEAR_TEXT];
     if (changed->kind != ATTN_KIND_LINEAR)
-        return !lacks_arrays(changed) && numbers_work(changed) <= numbers->most_work &&
-               grid_take(numbers->grid, numbers->options, changed, numbers->spec);
-    bool is_kept = linear_work(&changed->linear) <= numbers->most_work &&
-                   linear_accepts(numbers->subject, &changed->linear, reason);
+        return !lacks_arrays(changed) && numbers_work(changed) <= numbers->whom->most_work &&
+               grid_take(numbers->whom->grid, numbers->whom->options, changed, numbers->spec);
+    bool is_kept = linear_work(changed) <= numbers->whom->most_work &&
+                   linear_accepts(numbers->whom->subject, changed, reason);
     if (is_kept)
         *numbers->spec = *changed;
     return is_kept;
@@ -95,11 +92,106 @@ static bool keep_if_accepted(struct numbers *numbers, struct case_spec *changed)
         keep_if_accepted(numbers, &changed);                                                       \
     } while (0)
 
-/* Of the arguments of numbers_draw_*(). */
-#define NUMBERS                                                                                    \
-    {                                                                                              \
-        .grid = grid, .options = options, .most_work = most_work, .spec = spec, .draw.seed = seed  \
+/* ---- Recurrent layers ------------------------------------------------------------------------ */
+
+static void draw_linear_heads(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    int32_t k_heads = 1 + below(numbers, one_in(numbers, 4) ? 20 : 5);
+    if (changed.linear.k_heads > 0)
+        changed.linear.k_heads = k_heads;
+    changed.linear.v_heads = k_heads * (1 + below(numbers, 5));
+    keep_if_accepted(numbers, &changed);
+}
+
+/* Two at least: the bar of one element would be a matter of luck (linear_spec.c). */
+static int32_t any_dim(struct numbers *numbers)
+{
+    return 2 + below(numbers, one_in(numbers, 3) ? 255 : 66);
+}
+
+static void draw_gates(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    struct linear_spec *spec = &changed.linear;
+    if (spec->dt_min > 0 && spec->dt_max > spec->dt_min) {
+        spec->dt_min = 0.01f + 0.03f * (float)below(numbers, 20);
+        spec->dt_max = spec->dt_min + 0.04f * (float)(1 + below(numbers, 30));
     }
+    if (spec->lower_bound < 0)
+        spec->lower_bound = -0.07f * (float)(1 + below(numbers, 120));
+    keep_if_accepted(numbers, &changed);
+}
+
+/* Few rows often, many seldom; cases of one row or none are those that fail. */
+static int32_t any_rows(struct numbers *numbers)
+{
+    static const int32_t most[] = {2, 2, 9, 20, 70, 140, 300, 700};
+    return below(numbers, most[below(numbers, 8)]);
+}
+
+static void draw_linear_sequences(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec, *spec = &changed;
+    spec->num_sequences = 1 + below(numbers, FORWARD_CASE_MAX_SEQS);
+    for (int32_t s = 0; s < spec->num_sequences; s++)
+        spec->sequences[s] = (struct case_sequence){
+            .num_new = spec->mode == ATTN_MODE_DECODE          ? 1
+                       : spec->mode == ATTN_MODE_TARGET_VERIFY ? 1 + below(numbers, 12)
+                                                               : any_rows(numbers),
+            .has_initial = !one_in(numbers, 4),
+            .in_place = one_in(numbers, 2),
+            .dropped = one_in(numbers, 8)};
+    spec->linear.decodes = below(numbers, spec->num_sequences + 1);
+    spec->decode_q_len = 1 + (one_in(numbers, 2) ? 0 : below(numbers, 9));
+    spec->decodes_first = one_in(numbers, 2);
+    if (spec->mode == ATTN_MODE_MIXED)
+        linear_spec_mix(spec);
+    keep_if_accepted(numbers, &changed);
+}
+
+static void draw_snapshots(struct numbers *numbers)
+{
+    struct case_spec changed = *numbers->spec;
+    struct linear_spec *spec = &changed.linear;
+    if (changed.mode == ATTN_MODE_TARGET_VERIFY) /* it has them of all rows */
+        return;
+    spec->snapshots = one_in(numbers, 3);
+    spec->sparse = spec->snapshots ? 1 + below(numbers, 90) : 0;
+    spec->cuts = spec->snapshots && one_in(numbers, 2) ? 1 + below(numbers, 6) : 0;
+    keep_if_accepted(numbers, &changed);
+}
+
+static void draw_linear_rows(struct numbers *numbers)
+{
+    DRAW(numbers, linear.gap, one_in(numbers, 2) ? 0 : 1 + below(numbers, 80));
+    DRAW(numbers, linear.padded, one_in(numbers, 2) ? 0 : 1 + below(numbers, 9));
+    struct case_spec changed = *numbers->spec;
+    if (changed.mode == ATTN_MODE_DECODE)
+        return;
+    changed.first_row = one_in(numbers, 2) ? 0 : below(numbers, 150);
+    changed.spare =
+        changed.mode == ATTN_MODE_MIXED || one_in(numbers, 2) ? 0 : 1 + below(numbers, 20);
+    keep_if_accepted(numbers, &changed);
+}
+
+static void draw_linear_layer(struct numbers *numbers)
+{
+    const struct case_spec *spec = numbers->spec;
+    draw_linear_heads(numbers);
+    DRAW(numbers, linear.k_dim, spec->linear.k_heads > 0 ? any_dim(numbers) : spec->linear.k_dim);
+    DRAW(numbers, linear.v_dim, any_dim(numbers));
+    if (spec->linear.k_dim != 1 && spec->linear.v_dim != 1)
+        DRAW(numbers, linear.width, below(numbers, 12));
+    draw_gates(numbers);
+}
+
+static void draw_linear_batch(struct numbers *numbers)
+{
+    draw_linear_sequences(numbers);
+    draw_snapshots(numbers);
+    draw_linear_rows(numbers);
+}
 
 /* ---- Batch ----------------------------------------------------------------------------------- */
 
@@ -161,11 +253,12 @@ static int has_own_lengths(const struct case_spec *spec)
     return spec->partial && spec->latent.expanded;
 }
 
-void numbers_draw_batch(const struct grid *grid, const attn_options *options, uint64_t seed,
-                        int64_t most_work, struct case_spec *spec)
+void numbers_draw_batch(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
-    struct numbers numbers = NUMBERS;
-    if (has_own_lengths(spec))
+    struct numbers numbers = {whom, spec, {.seed = seed}};
+    if (spec->kind == ATTN_KIND_LINEAR)
+        draw_linear_batch(&numbers);
+    if (spec->kind == ATTN_KIND_LINEAR || has_own_lengths(spec))
         return;
     /* Where few are accepted, as few cases are of these, more are tried. */
     for (int left = spec->attn_type == ATTN_TYPE_DECODER ? 1 : 4; left > 0; left--)
@@ -190,11 +283,10 @@ static void lengthen(struct case_sequence *sequence, int32_t prefix_len)
         sequence->prefix_len = prefix_len;
 }
 
-void numbers_draw_hint(const struct grid *grid, const attn_options *options, uint64_t seed,
-                       int64_t most_work, struct case_spec *spec)
+void numbers_draw_hint(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
     enum { MOST_PAGES = 3, LEAST_DIM = 8 };
-    struct numbers numbers = NUMBERS;
+    struct numbers numbers = {whom, spec, {.seed = seed}};
     struct case_spec changed = *spec;
     if (!one_in(&numbers, 3) || has_own_lengths(spec) ||
         spec->num_sequences > FORWARD_CASE_MAX_SEQS)
@@ -214,11 +306,10 @@ void numbers_draw_hint(const struct grid *grid, const attn_options *options, uin
     keep_if_accepted(&numbers, &changed);
 }
 
-bool numbers_draw_few(const struct grid *grid, const attn_options *options, uint64_t seed,
-                      int64_t most_work, struct case_spec *spec)
+bool numbers_draw_few(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
     enum { TRIES = 8, MOST_KEYS = 3300 };
-    struct numbers numbers = NUMBERS;
+    struct numbers numbers = {whom, spec, {.seed = seed}};
     bool is_kept = false;
     for (int try = 0; try < TRIES && !is_kept && !has_own_lengths(spec); try++) {
         struct case_spec changed = *spec;
@@ -265,10 +356,13 @@ static void draw_heads(struct numbers *numbers)
     keep_if_accepted(numbers, &changed);
 }
 
-void numbers_draw_layer(const struct grid *grid, const attn_options *options, uint64_t seed,
-                        int64_t most_work, struct case_spec *spec)
+void numbers_draw_layer(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
-    struct numbers drawn = NUMBERS, *numbers = &drawn;
+    struct numbers drawn = {whom, spec, {.seed = seed}}, *numbers = &drawn;
+    if (spec->kind == ATTN_KIND_LINEAR) {
+        draw_linear_layer(numbers);
+        return;
+    }
     draw_window(numbers);
     DRAW(numbers, logit_cap, one_in(numbers, 2) ? 0 : 5 + 0.37f * (float)below(numbers, 150));
     DRAW(numbers, sm_scale, one_in(numbers, 2) ? 0 : 0.05f + 0.013f * (float)below(numbers, 40));
@@ -327,7 +421,7 @@ static void make_small(struct numbers *numbers, struct case_spec *spec)
     struct case_spec small = *spec;
     small.head_dim = 8 + below(numbers, 17);
     small.v_head_dim = 8 + below(numbers, 17);
-    grid_take(numbers->grid, numbers->options, &small, spec);
+    grid_take(numbers->whom->grid, numbers->whom->options, &small, spec);
 }
 
 /* Elements of a pool in which all sequences are as long as the longest: cases have such. */
@@ -342,11 +436,10 @@ static bool is_cache_small(const struct case_spec *spec)
     return count * longest * spec->num_kv_heads * (spec->head_dim + spec->v_head_dim) <= 1 << 23;
 }
 
-void numbers_draw_large(const struct grid *grid, const attn_options *options, uint64_t seed,
-                        int64_t most_work, struct case_spec *spec)
+void numbers_draw_large(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
     enum { TRIES = 12 };
-    struct numbers numbers = NUMBERS;
+    struct numbers numbers = {whom, spec, {.seed = seed}};
     bool is_kept = false;
     for (int try = 0; try < TRIES && !is_kept && !has_own_lengths(spec); try++) {
         struct case_spec changed = *spec;
@@ -358,116 +451,4 @@ void numbers_draw_large(const struct grid *grid, const attn_options *options, ui
         set_kind_of_lengths(&numbers, &changed);
         is_kept = is_cache_small(&changed) && keep_if_accepted(&numbers, &changed);
     }
-}
-
-/* ---- Recurrent layers ------------------------------------------------------------------------ */
-
-static void draw_linear_heads(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    int32_t k_heads = 1 + below(numbers, one_in(numbers, 4) ? 20 : 5);
-    if (changed.linear.k_heads > 0)
-        changed.linear.k_heads = k_heads;
-    changed.linear.v_heads = k_heads * (1 + below(numbers, 5));
-    keep_if_accepted(numbers, &changed);
-}
-
-/* Two at least: the bar of one element would be a matter of luck (linear_spec.c). */
-static int32_t any_dim(struct numbers *numbers)
-{
-    return 2 + below(numbers, one_in(numbers, 3) ? 255 : 66);
-}
-
-static void draw_gates(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    struct linear_spec *spec = &changed.linear;
-    if (spec->dt_min > 0 && spec->dt_max > spec->dt_min) {
-        spec->dt_min = 0.01f + 0.03f * (float)below(numbers, 20);
-        spec->dt_max = spec->dt_min + 0.04f * (float)(1 + below(numbers, 30));
-    }
-    if (spec->lower_bound < 0)
-        spec->lower_bound = -0.07f * (float)(1 + below(numbers, 120));
-    keep_if_accepted(numbers, &changed);
-}
-
-/* Few rows often, many seldom; cases of one row or none are those that fail. */
-static int32_t any_rows(struct numbers *numbers)
-{
-    static const int32_t most[] = {2, 2, 9, 20, 70, 140, 300, 700};
-    return below(numbers, most[below(numbers, 8)]);
-}
-
-static void draw_linear_sequences(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    struct linear_spec *spec = &changed.linear;
-    spec->num_sequences = 1 + below(numbers, LINEAR_CASE_MAX_SEQS);
-    for (int32_t s = 0; s < spec->num_sequences; s++)
-        spec->sequences[s] = (struct linear_case_sequence){
-            .rows = spec->mode == ATTN_MODE_DECODE          ? 1
-                    : spec->mode == ATTN_MODE_TARGET_VERIFY ? 1 + below(numbers, 12)
-                                                            : any_rows(numbers),
-            .has_initial = !one_in(numbers, 4),
-            .in_place = one_in(numbers, 2),
-            .dropped = one_in(numbers, 8)};
-    spec->decodes = below(numbers, spec->num_sequences + 1);
-    spec->decode_q_len = 1 + (one_in(numbers, 2) ? 0 : below(numbers, 9));
-    spec->decodes_first = one_in(numbers, 2);
-    if (spec->mode == ATTN_MODE_MIXED)
-        linear_spec_mix(spec);
-    keep_if_accepted(numbers, &changed);
-}
-
-static void draw_snapshots(struct numbers *numbers)
-{
-    struct case_spec changed = *numbers->spec;
-    struct linear_spec *spec = &changed.linear;
-    if (spec->mode == ATTN_MODE_TARGET_VERIFY) /* it has them of all rows */
-        return;
-    spec->snapshots = one_in(numbers, 3);
-    spec->sparse = spec->snapshots ? 1 + below(numbers, 90) : 0;
-    spec->cuts = spec->snapshots && one_in(numbers, 2) ? 1 + below(numbers, 6) : 0;
-    keep_if_accepted(numbers, &changed);
-}
-
-static void draw_linear_rows(struct numbers *numbers)
-{
-    DRAW(numbers, linear.gap, one_in(numbers, 2) ? 0 : 1 + below(numbers, 80));
-    DRAW(numbers, linear.padded, one_in(numbers, 2) ? 0 : 1 + below(numbers, 9));
-    struct case_spec changed = *numbers->spec;
-    struct linear_spec *spec = &changed.linear;
-    if (spec->mode == ATTN_MODE_DECODE)
-        return;
-    spec->first_row = one_in(numbers, 2) ? 0 : below(numbers, 150);
-    spec->spare = spec->mode == ATTN_MODE_MIXED || one_in(numbers, 2) ? 0 : 1 + below(numbers, 20);
-    keep_if_accepted(numbers, &changed);
-}
-
-void linear_numbers_draw_layer(const struct check_subject *subject, uint64_t seed,
-                               int64_t most_work, struct linear_spec *spec)
-{
-    struct case_spec whole = {.kind = ATTN_KIND_LINEAR, .linear = *spec};
-    struct numbers drawn = {
-        .subject = subject, .most_work = most_work, .spec = &whole, .draw.seed = seed};
-    struct numbers *numbers = &drawn;
-    draw_linear_heads(numbers);
-    DRAW(numbers, linear.k_dim, whole.linear.k_heads > 0 ? any_dim(numbers) : whole.linear.k_dim);
-    DRAW(numbers, linear.v_dim, any_dim(numbers));
-    if (whole.linear.k_dim != 1 && whole.linear.v_dim != 1)
-        DRAW(numbers, linear.width, below(numbers, 12));
-    draw_gates(numbers);
-    *spec = whole.linear;
-}
-
-void linear_numbers_draw_batch(const struct check_subject *subject, uint64_t seed,
-                               int64_t most_work, struct linear_spec *spec)
-{
-    struct case_spec whole = {.kind = ATTN_KIND_LINEAR, .linear = *spec};
-    struct numbers numbers = {
-        .subject = subject, .most_work = most_work, .spec = &whole, .draw.seed = seed};
-    draw_linear_sequences(&numbers);
-    draw_snapshots(&numbers);
-    draw_linear_rows(&numbers);
-    *spec = whole.linear;
 }

@@ -18,18 +18,17 @@ static void draw_sequences(struct case_spec *spec, uint32_t mode, struct draw *d
 {
     int32_t count = mode == ATTN_MODE_EXTEND ? 2 + draw_below(draw, 2) : RIG_SEQS, row = 0;
     int32_t decodes = mode == ATTN_MODE_DECODE ? count : mode == ATTN_MODE_MIXED ? 2 : 0;
-    spec->mode = spec->linear.mode = mode;
-    spec->num_sequences = spec->linear.num_sequences = count;
+    spec->mode = mode;
+    spec->num_sequences = count;
     spec->linear.decodes = decodes;
-    spec->linear.decode_q_len = 1;
+    spec->decode_q_len = 1;
     for (int32_t s = 0; s < count; s++) {
         int32_t most = below(RIG_TOKENS - row - (count - s - 1), RIG_Q_LEN);
         int32_t queries = s >= count - decodes ? 1 : 1 + draw_below(draw, most);
         int32_t prefix =
             s == 0 ? 5 + draw_below(draw, 20) : draw_below(draw, RIG_KV_LEN - queries + 1);
-        spec->sequences[s] = (struct case_sequence){.prefix_len = prefix, .num_new = queries};
-        spec->linear.sequences[s] =
-            (struct linear_case_sequence){.rows = queries, .has_initial = true, .in_place = s % 2};
+        spec->sequences[s] = (struct case_sequence){
+            .prefix_len = prefix, .num_new = queries, .has_initial = true, .in_place = s % 2};
         row += queries;
     }
 }

@@ -57,9 +57,8 @@ static int set_linear(struct case_spec *spec, int number)
     linear->k_heads = 2;
     linear->v_heads = 4;
     linear->vk = next(&number, 2);
-    linear->q_dtype = linear->out_dtype = NEXT(dtypes, number);
+    spec->q_dtype = spec->out_dtype = NEXT(dtypes, number);
     linear->state_dtype = ATTN_F32;
-    linear->host = HOST_ALL;
     return number;
 }
 

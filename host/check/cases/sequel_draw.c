@@ -76,8 +76,10 @@ bool sequel_redraw(const struct grid *grid, const struct grid_point *point, int3
             continue;
         spec->indexer.by_steps = spec->indexer.heads > 0 && !spec->sinks && mix_stream(seed, n) % 2;
         if (n % 2 == 0)
-            numbers_draw_batch(grid, grid_options(grid, &next), mix_absorb(seed, n), most_work,
-                               spec);
+            numbers_draw_batch(&(struct numbers_for){.grid = grid,
+                                                     .options = grid_options(grid, &next),
+                                                     .most_work = most_work},
+                               mix_absorb(seed, n), spec);
         return true;
     }
     return false;

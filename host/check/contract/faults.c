@@ -168,11 +168,7 @@ static const struct relation capturing = WITH(CAPTURING, CAPTURING),
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 /* Slots are read from and written to, in place or not, and one sequence has no rows. */
-static void change_slots(struct linear_spec *spec, int32_t index)
-{
-    (void)index;
-    linear_set_extend(spec, "5ip 0i 3");
-}
+SPEC_CHANGE(change_slots, linear_set_extend(spec, "5ip 0i 3"))
 
 /* Logits of an indexer are an operand. */
 SPEC_CHANGE(keep_logits, spec->indexer.by_steps = spec->indexer.heads > 0)

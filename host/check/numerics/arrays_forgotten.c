@@ -13,12 +13,12 @@ static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_M
 enum { MODES = sizeof modes / sizeof modes[0] };
 
 /* Every array of a state group. */
-static void keep_slots_on_host(struct linear_spec *spec, int32_t index)
+static void keep_slots_on_host(struct case_spec *spec, int32_t index)
 {
     linear_set_extend(spec, "3i 1 1i");
     spec->host = HOST_ALL;
-    spec->snapshots = true;
-    spec->absent = 0;
+    spec->linear.snapshots = true;
+    spec->linear.absent = 0;
     spec->first_row = 2;
     linear_set_mode(spec, modes[index % MODES]);
 }

@@ -76,6 +76,8 @@ static void axis_set(const struct axis *axis, int32_t value, struct kind_case *k
 /* Few keys and queries: an axis is what counts. Linear layers are found so. */
 static void make_short(struct kind_case *k)
 {
+    if (k->kind == &linear_layers)
+        return;
     case_read_lengths(&k->at.spec, "37+3 0+5 17+1");
     for (int32_t s = 0; s < 3; s++) {
         k->at.spec.sequences[s].tokens_of = s;
@@ -84,18 +86,19 @@ static void make_short(struct kind_case *k)
     }
 }
 
-static void make_linear_short(struct linear_spec *spec, int32_t index)
+static void make_linear_short(struct case_spec *spec, int32_t index)
 {
+    struct linear_spec *linear = &spec->linear;
     (void)index;
     linear_set_extend(spec, "18i 1p");
-    spec->padded = 0;
-    if (spec->family != ATTN_LINEAR_SHORT_CONV) {
-        spec->k_heads = 1;
-        spec->v_heads = 2;
-        spec->k_dim = 16;
+    linear->padded = 0;
+    if (linear->family != ATTN_LINEAR_SHORT_CONV) {
+        linear->k_heads = 1;
+        linear->v_heads = 2;
+        linear->k_dim = 16;
     }
-    spec->v_dim = 16;
-    spec->width = spec->width > 1 ? spec->width : 3;
+    linear->v_dim = 16;
+    linear->width = linear->width > 1 ? linear->width : 3;
 }
 
 /* A case whose spec is changed along one axis, within what can be run where `is_small`. */
@@ -422,6 +425,6 @@ const struct check check_corners[] = {
                                              BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), BOTH_PHASES,
                                              PLAIN_AND_QUANTISED)},
                       .drawn = CORNERS),
-             CASES_OF(.kind = &linear_layers, .change = make_linear_short, .drawn = CORNERS)),
+             CASES_OF(.kind = &linear_layers, .vary = make_linear_short, .drawn = CORNERS)),
     {.rule = NULL},
 };

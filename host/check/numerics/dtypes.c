@@ -115,25 +115,26 @@ CHECK_RUN(mla_dtypes, numerics_run_found(run, find, true))
 
 /* States and inputs of a convolution are read, kept and left after some rows; one sequence is long
  * enough to be computed in chunks. */
-static void set_batch(struct linear_spec *spec, int32_t n)
+static void set_batch(struct case_spec *spec, int32_t n)
 {
+    struct linear_spec *linear = &spec->linear;
     linear_set_extend(spec, "67i 2ip 5 1i");
-    if (spec->width < 2 && spec->k_dim != 1 && spec->v_dim != 1)
-        spec->width = 4;
-    spec->snapshots = n % 2;
-    spec->cuts = 2;
+    if (linear->width < 2 && linear->k_dim != 1 && linear->v_dim != 1)
+        linear->width = 4;
+    linear->snapshots = n % 2;
+    linear->cuts = 2;
     spec->q_dtype = dtype_at(n, 0);
-    spec->conv_dtype = dtype_at(n, 1);
-    spec->state_dtype = dtype_at(n, 2);
+    linear->conv_dtype = dtype_at(n, 1);
+    linear->state_dtype = dtype_at(n, 2);
     spec->out_dtype = dtype_at(n, 3);
 }
 
 /* Each of the types in one family, as far as there is one that has it. */
 static int32_t find_linear(const struct check_subject *subject, int32_t index,
-                           struct linear_spec *spec)
+                           struct case_spec *spec)
 {
     char reason[LINEAR_TEXT];
-    struct linear_spec plain[ATTN_LINEAR_COUNT];
+    struct case_spec plain[ATTN_LINEAR_COUNT];
     uint32_t set = linear_families(subject);
     int32_t count = 0, families = __builtin_popcount(set);
     for (int32_t f = 0; f < families; f++)
@@ -141,7 +142,7 @@ static int32_t find_linear(const struct check_subject *subject, int32_t index,
                          NULL, 0, &plain[f], reason))
             return 0;
     for (int32_t n = 0; n < TYPES && families > 0; n++) {
-        struct linear_spec tried = plain[count % families];
+        struct case_spec tried = plain[count % families];
         set_batch(&tried, n);
         if (linear_accepts(subject, &tried, reason) && count++ == index)
             *spec = tried;
@@ -151,16 +152,16 @@ static int32_t find_linear(const struct check_subject *subject, int32_t index,
 
 static int32_t count_linear_dtypes(const struct check_subject *subject)
 {
-    struct linear_spec spec;
+    struct case_spec spec;
     int32_t count = find_linear(subject, -1, &spec);
     return count > 0 ? count : 1;
 }
 
 static void run_linear_dtypes(struct check_run *run)
 {
-    struct linear_spec spec;
+    struct case_spec spec;
     if (run->index < find_linear(run->subject, run->index, &spec))
-        linear_run_spec(run, &spec);
+        numerics_run(run, &spec, NULL);
     else
         check_skip(run, "query refuses every case of linear layers that was drawn");
 }

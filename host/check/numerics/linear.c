@@ -29,37 +29,37 @@ static void make_narrow(struct linear_spec *spec, bool values)
 }
 
 /* Every mode, in both layouts; narrow heads in the last cases. */
-static void vary_mode(struct linear_spec *spec, int32_t index)
+static void vary_mode(struct case_spec *spec, int32_t index)
 {
     if (index >= FAMILY_CASES - 2)
-        make_narrow(spec, index == FAMILY_CASES - 2);
+        make_narrow(&spec->linear, index == FAMILY_CASES - 2);
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_TARGET_VERIFY,
                                      ATTN_MODE_EXTEND, ATTN_MODE_MIXED,  ATTN_MODE_DRAFT_EXTEND};
-    spec->vk = index / 6 % 2;
+    spec->linear.vk = index / 6 % 2;
     if (spec->mode == modes[index % 6])
         return;
     linear_set_mode(spec, modes[index % 6]);
-    spec->snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY;
+    spec->linear.snapshots = spec->mode == ATTN_MODE_TARGET_VERIFY;
 }
 
 /* Half of the decode batches have dimensions that no vector divides, where the backend has them. */
-static void vary_dims(struct linear_spec *spec, int32_t index)
+static void vary_dims(struct case_spec *spec, int32_t index)
 {
     vary_mode(spec, index);
-    if (spec->mode != ATTN_MODE_DECODE || index < FAMILY_CASES / 2 || spec->k_heads == 0)
+    if (spec->mode != ATTN_MODE_DECODE || index < FAMILY_CASES / 2 || spec->linear.k_heads == 0)
         return;
-    spec->k_dim |= 1;
-    spec->v_dim |= 1;
+    spec->linear.k_dim |= 1;
+    spec->linear.v_dim |= 1;
 }
 
 static void run_family(struct check_run *run, uint32_t family)
 {
-    static const linear_change changes[] = {vary_dims, vary_mode, NULL};
-    struct linear_spec spec;
+    static const spec_change changes[] = {vary_dims, vary_mode, NULL};
+    struct case_spec spec;
     char reason[LINEAR_TEXT] = "";
     for (int n = 0; n < 3; n++)
         if (linear_find(run->subject, family, run->seed, changes[n], run->index, &spec, reason)) {
-            linear_run_spec(run, &spec);
+            numerics_run(run, &spec, NULL);
             return;
         }
     check_skip(run, "%s", reason);
@@ -77,44 +77,40 @@ FAMILY(linear_short_conv, ATTN_LINEAR_SHORT_CONV)
 
 /* ---- Cases of every family ------------------------------------------------------------------- */
 
-static void change_slots(struct linear_spec *spec, int32_t index)
-{
-    (void)index;
-    linear_set_extend(spec, "5ip 0i 0 3id 70 1i 0ip 2p");
-}
+SPEC_CHANGE(change_slots, linear_set_extend(spec, "5ip 0i 0 3id 70 1i 0ip 2p"))
 
-static void change_snapshots(struct linear_spec *spec, int32_t index)
+static void change_snapshots(struct case_spec *spec, int32_t index)
 {
     linear_set_extend(spec, "4i 1i 1i 70ip 1");
-    spec->sparse = index ? 23 : 0;
+    spec->linear.sparse = index ? 23 : 0;
     spec->mode = ATTN_MODE_TARGET_VERIFY;
-    spec->snapshots = true;
+    spec->linear.snapshots = true;
 }
 
 /* Long sequences, new ones and others, in all modes that have such, with few snapshots or none. */
-static void change_cuts(struct linear_spec *spec, int32_t index)
+static void change_cuts(struct case_spec *spec, int32_t index)
 {
     static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DRAFT_EXTEND, ATTN_MODE_MIXED};
     static const int32_t rows[] = {65, 100, 128, 70, 131, 190, 64, 80};
     linear_set_extend(spec, "0 0 0 0");
     for (int32_t s = 0; s < 4; s++)
         spec->sequences[s] =
-            (struct linear_case_sequence){.rows = s < 3 ? rows[(index + 3 * s) % 8] : 1,
-                                          .has_initial = (s + index / 2) % 2,
-                                          .in_place = index / 4 % 2};
-    spec->snapshots = true;
-    spec->cuts = 1 + index % 4;
+            (struct case_sequence){.num_new = s < 3 ? rows[(index + 3 * s) % 8] : 1,
+                                   .has_initial = (s + index / 2) % 2,
+                                   .in_place = index / 4 % 2};
+    spec->linear.snapshots = true;
+    spec->linear.cuts = 1 + index % 4;
     linear_set_mode(spec, modes[index % 3]);
 }
 
-static void change_places(struct linear_spec *spec, int32_t index)
+static void change_places(struct case_spec *spec, int32_t index)
 {
     static const uint32_t alignments[] = {0, 64, 256};
     change_slots(spec, index);
     if (index % 2)
-        spec->gap = 16;
+        spec->linear.gap = 16;
     spec->min_alignment = alignments[index % 3];
-    spec->exactly_aligned = true;
+    spec->linear.exactly_aligned = true;
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

@@ -6,7 +6,6 @@
  */
 #include "host/check/cases/draw.h"
 #include "host/check/cases/forward_case_session.h"
-#include "host/check/cases/linear_numbers.h"
 #include "host/check/cases/numbers.h"
 #include "host/check/cases/kind.h"
 #include "host/check/cases/other_host.h"
@@ -97,14 +96,16 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     if (point->value[AXIS_FORM] == 0)
         drawn = setting_draw_options(run, accepts_asked, &asked, what);
     const attn_options *used = drawn ? &drawn->view : grid_options(grid, point);
+    struct numbers_for whom = {.grid = grid, .options = used, .most_work = most_work};
     if (drawn)
         check_note(run, "with %s", what);
     change_fp8(run, grid, used, spec);
-    numbers_draw_layer(grid, used, mix_absorb(run->seed, 1), most_work, spec);
-    numbers_draw_batch(grid, used, mix_absorb(run->seed, 2), most_work, spec);
-    numbers_draw_hint(grid, used, mix_absorb(run->seed, 7), most_work, spec);
+    numbers_draw_layer(&whom, mix_absorb(run->seed, 1), spec);
+    numbers_draw_batch(&whom, mix_absorb(run->seed, 2), spec);
+    numbers_draw_hint(&whom, mix_absorb(run->seed, 7), spec);
+    whom.most_work = large_work;
     if (large)
-        numbers_draw_large(grid, used, mix_absorb(run->seed, 5), large_work, spec);
+        numbers_draw_large(&whom, mix_absorb(run->seed, 5), spec);
     draw_extremes(run, grid, used, spec);
     put_nan(run, spec);
     spec->guarded = is_guarded(run);
@@ -150,7 +151,7 @@ CHECK_RUN(mla_large, run_any(run, short_latents, true))
 
 struct asked_linear {
     struct check_subject subject; /* with the options that are tried */
-    struct linear_spec *spec;
+    struct case_spec *spec;
 };
 
 static bool accepts_linear(void *ctx, const attn_options *options)
@@ -164,19 +165,20 @@ static bool accepts_linear(void *ctx, const attn_options *options)
 static void judge_linear(struct kind_case *k)
 {
     struct check_run *run = k->run;
-    struct linear_spec *spec = &k->at.spec.linear;
+    struct case_spec *spec = &k->at.spec;
     const struct check_subject *given = run->subject;
     struct check_subject subject = *given;
     struct asked_linear asked = {subject, spec};
+    const struct numbers_for whom = {.subject = &subject, .most_work = most_state_work};
     char what[3 * SETTING_TEXT];
     struct options *drawn = setting_draw_options(run, accepts_linear, &asked, what);
     if (drawn)
         subject.options = &drawn->view;
     run->subject = &subject;
-    linear_numbers_draw_layer(&subject, mix_absorb(run->seed, 1), most_state_work, spec);
-    linear_numbers_draw_batch(&subject, mix_absorb(run->seed, 2), most_state_work, spec);
+    numbers_draw_layer(&whom, mix_absorb(run->seed, 1), spec);
+    numbers_draw_batch(&whom, mix_absorb(run->seed, 2), spec);
     spec->guarded = is_guarded(run);
-    linear_run_spec(run, spec);
+    numerics_run(run, spec, NULL);
     setting_tell(run, what);
     run->subject = given;
     options_destroy(drawn);

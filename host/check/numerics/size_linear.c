@@ -19,92 +19,96 @@ enum {
 /* ---- Making specs large ---------------------------------------------------------------------- */
 
 /* Small, and no row like the one before. */
-static void make_small(struct linear_spec *spec)
+static void make_small(struct case_spec *spec)
 {
-    bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
-    spec->k_heads = short_conv ? 0 : 1;
-    spec->v_heads = 2;
-    spec->k_dim = short_conv ? 0 : 16;
-    spec->v_dim = 16;
-    spec->first_row = spec->padded = 0;
-    spec->gap = 0;
+    struct linear_spec *linear = &spec->linear;
+    bool short_conv = linear->family == ATTN_LINEAR_SHORT_CONV;
+    linear->k_heads = short_conv ? 0 : 1;
+    linear->v_heads = 2;
+    linear->k_dim = short_conv ? 0 : 16;
+    linear->v_dim = 16;
+    spec->first_row = linear->padded = 0;
+    linear->gap = 0;
 }
 
-static void set_sequences(struct linear_spec *spec, uint32_t mode, const char *sequences)
+static void set_sequences(struct case_spec *spec, uint32_t mode, const char *sequences)
 {
     linear_set_extend(spec, sequences);
     make_small(spec);
     linear_set_mode(spec, mode);
-    spec->snapshots = mode == ATTN_MODE_TARGET_VERIFY;
+    spec->linear.snapshots = mode == ATTN_MODE_TARGET_VERIFY;
 }
 
-static void make_many_sequences(struct linear_spec *spec, int32_t index)
+static void make_many_sequences(struct case_spec *spec, int32_t index)
 {
     static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
                                           ATTN_MODE_TARGET_VERIFY, ATTN_MODE_DRAFT_EXTEND};
     set_sequences(spec, modes[index % MODES], "1ip 3i 2 5ip 1p 4id 1i 1");
     spec->num_sequences = MANY_SEQUENCES;
-    spec->padded = spec->mode == ATTN_MODE_DECODE ? 20 : 0;
+    spec->linear.padded = spec->mode == ATTN_MODE_DECODE ? 20 : 0;
 }
 
 /* More than 1,024 rows, and more than 16 chunks of 128; snapshots far within. */
-static void make_long(struct linear_spec *spec, int32_t index)
+static void make_long(struct case_spec *spec, int32_t index)
 {
     static const char *const sequences[LONG] = {"1031i 3p", "2i 2100ip", "1100ip 1030"};
     set_sequences(spec, ATTN_MODE_EXTEND, sequences[index % LONG]);
-    spec->snapshots = index % LONG == 2;
-    spec->sparse = spec->snapshots ? 257 : 0;
+    spec->linear.snapshots = index % LONG == 2;
+    spec->linear.sparse = spec->linear.snapshots ? 257 : 0;
 }
 
 /* What a backend for GPUs may compute by chunks on tensor cores and by segments of chunks: bf16,
  * heads of 64 to 128, five chunks of 64 and many more; three in four without a convolution. Decays
  * are weak, so that far chunks count, or steep. */
-static void make_chunked(struct linear_spec *spec, int32_t index)
+static void make_chunked(struct case_spec *spec, int32_t index)
 {
+    struct linear_spec *linear = &spec->linear;
     static const char *const sequences[CHUNKED] = {"300i 2113ip", "1300ip 330", "321 1601i",
                                                    "4230i 2p"};
     static const int32_t dims[CHUNKED][2] = {{128, 128}, {64, 128}, {128, 64}, {112, 96}};
     const int32_t n = index % CHUNKED;
-    const bool delta = spec->family == ATTN_LINEAR_GDN || spec->family == ATTN_LINEAR_KDA;
+    const bool delta = linear->family == ATTN_LINEAR_GDN || linear->family == ATTN_LINEAR_KDA;
     set_sequences(spec, ATTN_MODE_EXTEND, sequences[n]);
-    spec->q_dtype = spec->out_dtype = spec->conv_dtype = ATTN_BF16;
-    spec->state_dtype = n == 2 ? ATTN_BF16 : ATTN_F32;
-    spec->v_dim = dims[n][1];
-    spec->steep = n == 1;
-    spec->snapshots = n > 0;
-    spec->sparse = n == 1 ? 500 : n == 3 ? 1999 : 0;
-    spec->cuts = n == 2 ? 3 : 0;
-    spec->most_kept = 6;
-    if (spec->family == ATTN_LINEAR_SHORT_CONV)
+    spec->q_dtype = spec->out_dtype = linear->conv_dtype = ATTN_BF16;
+    linear->state_dtype = n == 2 ? ATTN_BF16 : ATTN_F32;
+    linear->v_dim = dims[n][1];
+    linear->steep = n == 1;
+    linear->snapshots = n > 0;
+    linear->sparse = n == 1 ? 500 : n == 3 ? 1999 : 0;
+    linear->cuts = n == 2 ? 3 : 0;
+    linear->most_kept = 6;
+    if (linear->family == ATTN_LINEAR_SHORT_CONV)
         return;
-    spec->k_dim = dims[n][0];
-    spec->width = n == 1 ? 4 : 0;
-    spec->flags &= ~(uint32_t)ATTN_LINEAR_QK_L2NORM;
+    linear->k_dim = dims[n][0];
+    linear->width = n == 1 ? 4 : 0;
+    linear->flags &= ~(uint32_t)ATTN_LINEAR_QK_L2NORM;
     if (delta && n != 2)
-        spec->flags |= ATTN_LINEAR_QK_L2NORM;
+        linear->flags |= ATTN_LINEAR_QK_L2NORM;
 }
 
 /* Sequences times heads that fill a GPU, so that a block has several of them, one after the other: 24 sequences
  * of up to three chunks, four heads; eight of delta rules, whose blocks have whole heads. */
-static void make_filling(struct linear_spec *spec, int32_t index)
+static void make_filling(struct case_spec *spec, int32_t index)
 {
+    struct linear_spec *linear = &spec->linear;
     make_chunked(spec, index % 2);
     linear_set_extend(spec, "150i 64ip 131 33ip 20i 129p 96id 1");
     spec->num_sequences = FILLING_SEQUENCES;
-    spec->snapshots = index % 2 == 1;
-    spec->sparse = 0;
-    spec->cuts = 2 * (index % 2);
-    spec->most_kept = spec->snapshots ? 2 * FILLING_SEQUENCES : 0;
-    spec->z = false;
-    const bool kda = spec->family == ATTN_LINEAR_KDA;
-    spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : kda ? 8 : 4;
-    spec->v_heads = spec->family == ATTN_LINEAR_GDN || kda ? 8 : 4;
+    linear->snapshots = index % 2 == 1;
+    linear->sparse = 0;
+    linear->cuts = 2 * (index % 2);
+    linear->most_kept = linear->snapshots ? 2 * FILLING_SEQUENCES : 0;
+    linear->z = false;
+    const bool kda = linear->family == ATTN_LINEAR_KDA;
+    linear->k_heads = linear->family == ATTN_LINEAR_SHORT_CONV ? 0 : kda ? 8 : 4;
+    linear->v_heads = linear->family == ATTN_LINEAR_GDN || kda ? 8 : 4;
 }
 
 /* Single rows of layers as models have them, for which a backend may have kernels of their own: bf16, heads
  * of 128 keys, four taps or none; heads are few or many. EXTEND has sequences without a row, and snapshots. */
-static void make_single_rows(struct linear_spec *spec, int32_t index)
+static void make_single_rows(struct case_spec *spec, int32_t index)
 {
+    struct linear_spec *linear = &spec->linear;
     static const struct {
         attn_dtype state;
         int32_t vk, k_heads, v_heads, v_dim, width, sequences, padded, extend;
@@ -115,67 +119,68 @@ static void make_single_rows(struct linear_spec *spec, int32_t index)
         {ATTN_F32, 1, 20, 40, 128, 4, 7, 2, 0}, {ATTN_BF16, 0, 20, 40, 128, 0, 7, 0, 0},
         {ATTN_BF16, 1, 5, 40, 128, 4, 7, 0, 1}, {ATTN_F32, 0, 4, 80, 64, 4, 7, 0, 0}};
     const int32_t n = index % SINGLE;
-    const bool short_conv = spec->family == ATTN_LINEAR_SHORT_CONV;
+    const bool short_conv = linear->family == ATTN_LINEAR_SHORT_CONV;
     set_sequences(spec, layers[n].extend ? ATTN_MODE_EXTEND : ATTN_MODE_DECODE,
                   "1ip 1i 0i 1 1id 1p 1ip");
     spec->num_sequences = layers[n].sequences;
-    spec->q_dtype = spec->out_dtype = spec->conv_dtype = ATTN_BF16;
-    spec->state_dtype = layers[n].state;
-    spec->vk = layers[n].vk;
-    spec->k_heads = short_conv ? 0 : layers[n].k_heads;
-    spec->v_heads = layers[n].v_heads;
-    spec->k_dim = short_conv ? 0 : 128;
-    spec->v_dim = layers[n].v_dim;
-    spec->width = short_conv ? 4 : layers[n].width;
-    spec->padded = layers[n].padded;
-    spec->snapshots = layers[n].extend;
-    spec->sparse = 0;
+    spec->q_dtype = spec->out_dtype = linear->conv_dtype = ATTN_BF16;
+    linear->state_dtype = layers[n].state;
+    linear->vk = layers[n].vk;
+    linear->k_heads = short_conv ? 0 : layers[n].k_heads;
+    linear->v_heads = layers[n].v_heads;
+    linear->k_dim = short_conv ? 0 : 128;
+    linear->v_dim = layers[n].v_dim;
+    linear->width = short_conv ? 4 : layers[n].width;
+    linear->padded = layers[n].padded;
+    linear->snapshots = layers[n].extend;
+    linear->sparse = 0;
 }
 
 /* Rows of a sequence, and numbers of rows, beyond 65,536. */
-static void make_longest(struct linear_spec *spec, int32_t index)
+static void make_longest(struct case_spec *spec, int32_t index)
 {
     (void)index;
     set_sequences(spec, ATTN_MODE_EXTEND, "66005i 3ip");
-    spec->v_heads = 1;
+    spec->linear.v_heads = 1;
 }
 
-static void make_late_rows(struct linear_spec *spec, int32_t index)
+static void make_late_rows(struct case_spec *spec, int32_t index)
 {
     (void)index;
     set_sequences(spec, ATTN_MODE_EXTEND, "3i 40 2i");
     spec->first_row = 65530;
 }
 
-static void make_many_heads(struct linear_spec *spec, int32_t index)
+static void make_many_heads(struct case_spec *spec, int32_t index)
 {
     static const int32_t heads[LONG][2] = {{16, 48}, {40, 40}, {64, 128}};
     set_sequences(spec, ATTN_MODE_EXTEND, "9i 1p");
-    spec->k_heads = spec->family == ATTN_LINEAR_SHORT_CONV ? 0 : heads[index % LONG][0];
-    spec->v_heads = heads[index % LONG][1];
+    spec->linear.k_heads =
+        spec->linear.family == ATTN_LINEAR_SHORT_CONV ? 0 : heads[index % LONG][0];
+    spec->linear.v_heads = heads[index % LONG][1];
 }
 
 /* Slots read, written and left snapshots in, with numbers beyond 16 bits or 4 GiB apart. */
-static void make_pool(struct linear_spec *spec, int32_t index, enum page_spread spread)
+static void make_pool(struct case_spec *spec, int32_t index, enum page_spread spread)
 {
     static const uint32_t modes[MODES] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE,
                                           ATTN_MODE_TARGET_VERIFY, ATTN_MODE_EXTEND};
     set_sequences(spec, modes[index % MODES], "3i 2ip 4 1i 70i");
     spec->spread = spread;
-    spec->vk = index / 2 % 2;
+    spec->linear.vk = index / 2 % 2;
 }
 
-static void make_many_slots(struct linear_spec *spec, int32_t index)
+static void make_many_slots(struct case_spec *spec, int32_t index)
 {
     make_pool(spec, index, SPREAD_PAGES);
 }
 
-static void make_far_slots(struct linear_spec *spec, int32_t index)
+static void make_far_slots(struct case_spec *spec, int32_t index)
 {
     make_pool(spec, index, SPREAD_BYTES);
 }
 
-static void make_spare_rows(struct linear_spec *spec, int32_t index)
+static void make_spare_rows(struct case_spec *spec, int32_t index)
 {
     static const uint32_t modes[2] = {ATTN_MODE_EXTEND, ATTN_MODE_TARGET_VERIFY};
     set_sequences(spec, modes[index % 2], "3i 1 0i");

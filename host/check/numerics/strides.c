@@ -144,25 +144,26 @@ static const struct relation restrided_each = {.judge = judge_each},
 enum { LINEAR_VARIANTS = 4 };
 
 /* Every operand that the family has: raw gates, z, bias, D for each element; both layouts. */
-static void make_rich(struct linear_spec *spec, int32_t index)
+static void make_rich(struct case_spec *spec, int32_t index)
 {
+    struct linear_spec *linear = &spec->linear;
     linear_set_extend(spec, index % 2 ? "1i" : "1i 37ip 1 2id");
     if (index % 2)
         linear_set_mode(spec, ATTN_MODE_DECODE);
-    spec->vk = index / 2 % 2;
-    spec->padded = index % 2 ? 2 : 0;
-    spec->z = spec->bias = true;
-    spec->width = 4;
-    if (spec->family == ATTN_LINEAR_MAMBA2)
-        spec->skip = 2;
-    if (spec->family != ATTN_LINEAR_LIGHTNING && spec->family != ATTN_LINEAR_SHORT_CONV)
-        spec->flags |= ATTN_LINEAR_RAW_GATES;
-    if (spec->family != ATTN_LINEAR_SHORT_CONV) {
-        spec->k_heads = 2;
-        spec->v_heads = 4;
-        spec->k_dim = 24;
+    linear->vk = index / 2 % 2;
+    linear->padded = index % 2 ? 2 : 0;
+    linear->z = linear->bias = true;
+    linear->width = 4;
+    if (linear->family == ATTN_LINEAR_MAMBA2)
+        linear->skip = 2;
+    if (linear->family != ATTN_LINEAR_LIGHTNING && linear->family != ATTN_LINEAR_SHORT_CONV)
+        linear->flags |= ATTN_LINEAR_RAW_GATES;
+    if (linear->family != ATTN_LINEAR_SHORT_CONV) {
+        linear->k_heads = 2;
+        linear->v_heads = 4;
+        linear->k_dim = 24;
     }
-    spec->v_dim = 20;
+    linear->v_dim = 20;
 }
 
 #define LATENTS LATENT(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_ONE_BLOCK), THREE_MODES)

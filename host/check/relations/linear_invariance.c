@@ -24,25 +24,26 @@ enum { FORMS = 4 }; /* of a state: two layouts, two dtypes */
 /* In fp32 passing a state on rounds nothing that the oracle does not round, in bf16 it does.
  * `convolves`: a convolution keeps inputs, whatever was drawn, as it does where it is all there is.
  */
-static void set_form(struct linear_spec *spec, int32_t form, bool convolves)
+static void set_form(struct case_spec *spec, int32_t form, bool convolves)
 {
-    convolves |= spec->family == ATTN_LINEAR_SHORT_CONV;
-    spec->vk = form % 2;
-    spec->state_dtype = form / 2 ? ATTN_BF16 : ATTN_F32;
-    spec->conv_dtype = spec->q_dtype;
-    if (convolves && spec->width < 2 && spec->k_dim != 1 && spec->v_dim != 1)
-        spec->width = 4;
+    struct linear_spec *linear = &spec->linear;
+    convolves |= linear->family == ATTN_LINEAR_SHORT_CONV;
+    linear->vk = form % 2;
+    linear->state_dtype = form / 2 ? ATTN_BF16 : ATTN_F32;
+    linear->conv_dtype = spec->q_dtype;
+    if (convolves && linear->width < 2 && linear->k_dim != 1 && linear->v_dim != 1)
+        linear->width = 4;
 }
 
-static void change_split(struct linear_spec *spec, int32_t index)
+static void change_split(struct case_spec *spec, int32_t index)
 {
     int32_t split = index % SPLITS, form = index / SPLITS;
     bool by_row = split == SPLIT_DECODE || split == SPLIT_SINGLE;
     bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
     /* Rows that are each judged by themselves are few. */
     linear_set_extend(spec, by_row && form / 2 ? "20i 11p 0i 3ip" : "130i 65p 0i 9ip");
-    spec->padded = 0;
-    spec->modes = decodes ? ATTN_MODE_BIT(ATTN_MODE_DECODE) : 0;
+    spec->linear.padded = 0;
+    spec->linear.modes = decodes ? ATTN_MODE_BIT(ATTN_MODE_DECODE) : 0;
     set_form(spec, form, (split + form / 2) % 2);
 }
 
@@ -67,10 +68,10 @@ static int32_t part_rows(int32_t split, int32_t first, int32_t left, uint64_t se
 
 static bool run_parts(struct kind_case *k, int32_t split)
 {
-    const struct linear_spec *spec = &k->at.spec.linear;
+    const struct case_spec *spec = &k->at.spec;
     bool decodes = split == SPLIT_DECODE || split == SPLIT_TAIL;
     for (int32_t s = 0; s < spec->num_sequences; s++) {
-        int32_t first = 0, all = spec->sequences[s].rows;
+        int32_t first = 0, all = spec->sequences[s].num_new;
         do {
             int32_t rows = all > 0 ? part_rows(split, first, all - first, k->run->seed) : 0;
             const struct linear_part part = {.sequence = s,
@@ -97,7 +98,7 @@ static void judge_splits(struct kind_case *k)
 enum { LAYOUTS = 2 };
 
 /* A state of fp32: one of 16 bits is rounded where a sequence is cut. */
-static void change_cuts(struct linear_spec *spec, int32_t index)
+static void change_cuts(struct case_spec *spec, int32_t index)
 {
     change_split(spec, SPLIT_CHUNK);
     linear_set_extend(spec, "130i 65p 9i");
@@ -126,12 +127,12 @@ static void judge_cuts(struct kind_case *k)
 
 enum { VERIFIED = 7 }; /* rows that are verified at once */
 
-static void change_accepted(struct linear_spec *spec, int32_t index)
+static void change_accepted(struct case_spec *spec, int32_t index)
 {
     change_split(spec, index * SPLITS + (index % 2 ? SPLIT_HALF : SPLIT_CHUNK));
     linear_set_extend(spec, "12i 75ip");
-    spec->modes = ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
-    spec->snapshots = true;
+    spec->linear.modes = ATTN_MODE_BIT(ATTN_MODE_TARGET_VERIFY);
+    spec->linear.snapshots = true;
 }
 
 /* Some rows are verified, some of those accepted, and the rest goes on from there. */
@@ -144,7 +145,7 @@ static bool run_accepted(struct kind_case *k, int32_t s)
         accepted++;
     const struct linear_part rest = {.sequence = s,
                                      .first = accepted,
-                                     .rows = k->at.spec.linear.sequences[s].rows - accepted,
+                                     .rows = k->at.spec.sequences[s].num_new - accepted,
                                      .snapshots = true,
                                      .accepted = true};
     return linear_part(k, &verified) && linear_part(k, &rest);
@@ -163,8 +164,8 @@ static bool run_handed(struct kind_case *k, struct case_session *first, struct c
 {
     struct case_session *own = k->session;
     bool good = true;
-    for (int32_t s = 0; s < k->at.spec.linear.num_sequences && good; s++) {
-        int32_t rows = k->at.spec.linear.sequences[s].rows, prefill = rows > 4 ? rows - 4 : rows;
+    for (int32_t s = 0; s < k->at.spec.num_sequences && good; s++) {
+        int32_t rows = k->at.spec.sequences[s].num_new, prefill = rows > 4 ? rows - 4 : rows;
         struct linear_part part = {.sequence = s, .rows = prefill};
         k->session = first;
         good = linear_part(k, &part);
@@ -197,7 +198,7 @@ static void judge_handed(struct kind_case *k, struct case_session *other, bool s
 
 enum { HANDED_FORMS = 2 }; /* of each variant: fp32 and bf16, one in each layout */
 
-static void change_handed(struct linear_spec *spec, int32_t index)
+static void change_handed(struct case_spec *spec, int32_t index)
 {
     int32_t variant = index / HANDED_FORMS, dtype = index % HANDED_FORMS;
     change_split(spec, SPLIT_TAIL);
@@ -230,7 +231,7 @@ static void hand_to_setting(struct kind_case *k, const struct setting *setting)
     if (!options)
         return;
     subject.options = &options->view;
-    if (linear_accepts(&subject, &k->at.spec.linear, reason))
+    if (linear_accepts(&subject, &k->at.spec, reason))
         hand_to(k, &subject, false);
     else
         check_skip(run, "%s: %s", what, reason);
@@ -241,10 +242,10 @@ CHECK_COUNT(handed, HANDED_FORMS *linear_count_families(subject) * (1 + setting_
 
 static void run_linear_handed(struct check_run *run)
 {
-    struct kind_case k = {.run = run, .kind = &linear_layers, .at.spec.kind = ATTN_KIND_LINEAR};
+    struct kind_case k = {.run = run, .kind = &linear_layers};
     struct setting setting;
     int32_t variant = run->index / linear_count_families(run->subject) / HANDED_FORMS;
-    if (linear_find_case(run, change_handed, &k.at.spec.linear) && linear_begin(&k)) {
+    if (linear_find_case(run, change_handed, &k.at.spec) && linear_begin(&k)) {
         if (variant == 0) {
             other_host_use(run, 3, hand_to_threads, &k);
         } else {
@@ -259,10 +260,9 @@ static void run_linear_handed(struct check_run *run)
 
 static void judge_permuted(struct kind_case *k)
 {
-    struct linear_spec *spec = &k->at.spec.linear;
-    for (spec->turn = 0; spec->turn < spec->num_sequences && k->run->code == CHECK_PASS;
-         spec->turn++)
-        linear_run_spec(k->run, spec);
+    int32_t *turn = &k->at.spec.linear.turn;
+    for (*turn = 0; *turn < k->at.spec.num_sequences && k->run->code == CHECK_PASS; ++*turn)
+        kind_run(k);
 }
 
 /* ---- Anything -------------------------------------------------------------------------------- */
@@ -276,25 +276,26 @@ static int32_t count_random(const struct check_subject *subject)
 }
 
 /* Complications that are left out to make a failing case smaller. */
-static void leave_out(struct linear_spec *spec, uint32_t without)
+static void leave_out(struct case_spec *spec, uint32_t without)
 {
+    struct linear_spec *linear = &spec->linear;
     if (without & 1)
-        spec->padded = 0;
+        linear->padded = 0;
     if (without & 2)
         spec->first_row = 0;
     if (without & 4)
-        spec->snapshots = false;
+        linear->snapshots = false;
     if (without & 8)
-        spec->gap = 0;
+        linear->gap = 0;
     if (without & 16)
-        spec->z = spec->bias = false;
+        linear->z = linear->bias = false;
     if (without & 32)
         spec->num_sequences = 1;
 }
 
 static void run_linear_random(struct check_run *run)
 {
-    struct linear_spec spec;
+    struct case_spec spec;
     uint32_t set = linear_families(run->subject);
     char reason[LINEAR_TEXT] = "";
     uint32_t family =
@@ -305,7 +306,7 @@ static void run_linear_random(struct check_run *run)
         return;
     }
     leave_out(&spec, run->without);
-    linear_run_spec(run, &spec);
+    numerics_run(run, &spec, NULL);
 }
 
 /* ---- Table ----------------------------------------------------------------------------------- */

@@ -4,24 +4,22 @@
  * batch share no state (sequel.c for the others).
  */
 #include "host/check/cases/kind.h"
-#include "host/check/cases/linear_numbers.h"
+#include "host/check/cases/numbers.h"
 #include "host/check/cases/chain.h"
 
 #include "host/base/mix.h"
 
 #include <string.h>
 
-enum { TRIES = 40, STEPS = 3, CHAINS = 2, LAYERS = 5, MOST_ROWS = 140 };
-/* Elements of states that its rows have between them, where numbers are any. */
-static const int64_t most_work = 500000;
+enum { TRIES = 40, STEPS = 3, CHAINS = 2, LAYERS = 5, MOST_ROWS = 140, MOST_WORK = 500000 };
 
 /* ---- Specs ----------------------------------------------------------------------------------- */
 
-static int32_t rows_of(const struct linear_spec *spec)
+static int32_t rows_of(const struct case_spec *spec)
 {
     int32_t rows = 0;
     for (int32_t s = 0; s < spec->num_sequences; s++)
-        rows += spec->sequences[s].rows;
+        rows += spec->sequences[s].num_new;
     return rows;
 }
 
@@ -33,16 +31,17 @@ static bool has_any_numbers(uint64_t seed)
 
 /* A spec that is accepted and short. */
 static bool draw(const struct check_run *run, uint32_t family, uint64_t seed,
-                 struct linear_spec *spec)
+                 struct case_spec *spec)
 {
+    const struct numbers_for whom = {.subject = run->subject, .most_work = MOST_WORK};
     char reason[LINEAR_TEXT];
     for (uint64_t n = 0; n < TRIES; n++) {
         linear_spec_draw(spec, family, mix_absorb(seed, n));
         if (rows_of(spec) > MOST_ROWS || !linear_accepts(run->subject, spec, reason))
             continue;
         if (has_any_numbers(seed)) {
-            linear_numbers_draw_layer(run->subject, seed, most_work, spec);
-            linear_numbers_draw_batch(run->subject, seed, most_work, spec);
+            numbers_draw_layer(&whom, seed, spec);
+            numbers_draw_batch(&whom, seed, spec);
         }
         return true;
     }
@@ -50,42 +49,45 @@ static bool draw(const struct check_run *run, uint32_t family, uint64_t seed,
 }
 
 /* What a call has of its own. */
-static void take_call(struct linear_spec *spec, const struct linear_spec *from)
+static void take_call(struct case_spec *spec, const struct case_spec *from)
 {
+    struct linear_spec *linear = &spec->linear;
     spec->mode = from->mode;
     spec->decodes_first = from->decodes_first;
-    spec->decodes = from->decodes;
+    linear->decodes = from->linear.decodes;
     spec->decode_q_len = from->decode_q_len;
-    spec->snapshots = from->snapshots;
-    spec->sparse = from->sparse;
-    spec->cuts = from->cuts;
-    spec->absent = from->absent;
+    linear->snapshots = from->linear.snapshots;
+    linear->sparse = from->linear.sparse;
+    linear->cuts = from->linear.cuts;
+    linear->absent = from->linear.absent;
     spec->first_row = from->first_row;
-    spec->padded = from->padded;
+    linear->padded = from->linear.padded;
     spec->spare = from->spare;
     spec->num_sequences = from->num_sequences;
     memcpy(spec->sequences, from->sequences, sizeof spec->sequences);
 }
 
 /* Of the same layer; what need not be given is given or not. */
-static bool draw_call(const struct check_run *run, const struct linear_spec *layer, uint64_t seed,
-                      struct linear_spec *spec)
+static bool draw_call(const struct check_run *run, const struct case_spec *layer, uint64_t seed,
+                      struct case_spec *spec)
 {
+    const struct numbers_for whom = {.subject = run->subject, .most_work = MOST_WORK};
+    struct linear_spec *linear = &spec->linear;
     char reason[LINEAR_TEXT];
     for (uint64_t n = 0; n < TRIES; n++) {
-        struct linear_spec drawn;
-        linear_spec_draw(&drawn, layer->family, mix_absorb(seed, n));
+        struct case_spec drawn;
+        linear_spec_draw(&drawn, layer->linear.family, mix_absorb(seed, n));
         *spec = *layer;
         take_call(spec, &drawn);
-        spec->z = drawn.z;
-        spec->bias = drawn.bias;
-        spec->skip = drawn.skip;
-        spec->gap = drawn.gap;
-        spec->steep = drawn.steep;
+        linear->z = drawn.linear.z;
+        linear->bias = drawn.linear.bias;
+        linear->skip = drawn.linear.skip;
+        linear->gap = drawn.linear.gap;
+        linear->steep = drawn.linear.steep;
         if (rows_of(spec) > MOST_ROWS || !linear_accepts(run->subject, spec, reason))
             continue;
         if (has_any_numbers(seed))
-            linear_numbers_draw_batch(run->subject, seed, most_work, spec);
+            numbers_draw_batch(&whom, seed, spec);
         return true;
     }
     return false;
@@ -93,16 +95,15 @@ static bool draw_call(const struct check_run *run, const struct linear_spec *lay
 
 /* ---- Sequels --------------------------------------------------------------------------------- */
 
-static bool add_case(struct chain *chain, const struct linear_spec *linear, uint64_t seed)
+static bool add_case(struct chain *chain, const struct case_spec *spec, uint64_t seed)
 {
-    struct case_spec *spec = &chain->specs[chain->count];
-    *spec = (struct case_spec){.kind = ATTN_KIND_LINEAR, .linear = *linear};
+    chain->specs[chain->count] = *spec;
     return chain_add_case(chain, chain_make_case(chain, spec, seed, seed));
 }
 
 static bool draw_chain(struct chain *chain, uint32_t family, uint64_t seed)
 {
-    struct linear_spec layer, called;
+    struct case_spec layer, called;
     if (!draw(chain->run, family, seed, &layer))
         return false;
     for (uint64_t n = 0; n < STEPS; n++)
@@ -139,11 +140,12 @@ static void judge_sequel(struct kind_case *k)
         chain_finish(&chains[n]);
 }
 
-static void make_short(struct linear_spec *spec, int32_t index)
+static void make_short(struct case_spec *spec, int32_t index)
 {
     (void)index;
     for (int32_t s = 0; s < spec->num_sequences; s++)
-        spec->sequences[s].rows = spec->sequences[s].rows > 70 ? 70 : spec->sequences[s].rows;
+        spec->sequences[s].num_new =
+            spec->sequences[s].num_new > 70 ? 70 : spec->sequences[s].num_new;
     if (spec->mode == ATTN_MODE_MIXED) /* a turn would move the one that decodes */
         spec->mode = ATTN_MODE_EXTEND;
 }
@@ -151,13 +153,12 @@ static void make_short(struct linear_spec *spec, int32_t index)
 static void judge_contents(struct kind_case *k)
 {
     struct chain chain = {.run = k->run};
-    struct linear_spec *spec = &k->at.spec.linear;
+    struct case_spec *spec = &k->at.spec;
     bool good = add_case(&chain, spec, k->run->seed);
-    for (spec->turn = 1; spec->turn < STEPS && good; spec->turn++) {
-        const uint64_t seed = mix_absorb(k->run->seed, (uint64_t)spec->turn);
-        struct case_spec *next = &chain.specs[chain.count];
-        *next = (struct case_spec){.kind = ATTN_KIND_LINEAR, .linear = *spec};
-        good = chain_add_like(&chain, chain_make_case(&chain, next, seed, seed));
+    for (spec->linear.turn = 1; spec->linear.turn < STEPS && good; spec->linear.turn++) {
+        const uint64_t seed = mix_absorb(k->run->seed, (uint64_t)spec->linear.turn);
+        chain.specs[chain.count] = *spec;
+        good = chain_add_like(&chain, chain_make_case(&chain, spec, seed, seed));
     }
     if (good)
         chain_judge_contents(&chain);
@@ -180,24 +181,24 @@ static void judge_two_metadata(struct kind_case *k)
 static void add_layer(struct chain *chain, uint32_t family, int32_t group, uint64_t seed)
 {
     struct joint *joint = &chain->steps[0];
-    struct linear_spec spec;
+    struct case_spec spec;
     char reason[LINEAR_TEXT];
     if (!draw(chain->run, family, seed, &spec))
         return;
     if (joint->count > 0) {
-        const struct linear_spec *first = &chain->specs[0].linear;
+        const struct case_spec *first = &chain->specs[0];
         take_call(&spec, first);
-        if (group != first->state_group) { /* what one's slots lack those of the other have */
-            spec.absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
-            spec.snapshots = !spec.snapshots;
+        if (group !=
+            first->linear.state_group) { /* what one's slots lack those of the other have */
+            spec.linear.absent ^= LINEAR_WITHOUT_DST | LINEAR_WITHOUT_INITIAL;
+            spec.linear.snapshots = !spec.linear.snapshots;
         }
     }
-    spec.layer = joint->count;
-    spec.state_group = group;
+    spec.linear.layer = joint->count;
+    spec.linear.state_group = group;
     if (!linear_accepts(chain->run->subject, &spec, reason))
         return;
-    const struct case_spec of_layer = {.kind = ATTN_KIND_LINEAR, .linear = spec};
-    chain_put(chain, &of_layer, chain->run->seed, chain->run->seed);
+    chain_put(chain, &spec, chain->run->seed, chain->run->seed);
 }
 
 /* In state groups by turns, from the first one on or from the last. */
@@ -237,18 +238,18 @@ static const uint32_t modes[] = {ATTN_MODE_EXTEND, ATTN_MODE_DECODE, ATTN_MODE_M
                                  ATTN_MODE_TARGET_VERIFY, ATTN_MODE_DRAFT_EXTEND};
 enum { MODES = sizeof modes / sizeof modes[0] };
 
-static void change_padded(struct linear_spec *spec, int32_t index)
+static void change_padded(struct case_spec *spec, int32_t index)
 {
     linear_set_extend(spec, "3i 1p 1");
     spec->first_row = index % 4;
     linear_set_mode(spec, modes[index % MODES]);
-    spec->padded = index % 3 * 2;
+    spec->linear.padded = index % 3 * 2;
     spec->spare =
         spec->mode == ATTN_MODE_DECODE || spec->mode == ATTN_MODE_MIXED ? 0 : 7 - index % 3;
-    spec->snapshots = index % 2;
+    spec->linear.snapshots = index % 2;
     if (index / MODES == 1) { /* padding alone */
         spec->num_sequences = 0;
-        spec->padded = 2;
+        spec->linear.padded = 2;
     }
 }
 

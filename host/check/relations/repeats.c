@@ -236,10 +236,10 @@ static const struct relation again = {.judge = judge_again}, beside = {.judge = 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
 /* No state is dropped and nothing is padding: what slot 0 holds is up to the order. */
-static void change_order(struct linear_spec *spec, int32_t index)
+static void change_order(struct case_spec *spec, int32_t index)
 {
     linear_set_many(spec, index);
-    spec->padded = 0;
+    spec->linear.padded = 0;
     if (index)
         linear_set_mode(spec, ATTN_MODE_DECODE);
 }

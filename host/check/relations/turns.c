@@ -35,6 +35,12 @@ static uint64_t part_of_seed(const struct turns *turns, uint64_t part)
     return mix_absorb(turns->chain.run->seed, part);
 }
 
+static struct numbers_for numbers_whom(const struct turns *turns)
+{
+    return (struct numbers_for){
+        .grid = turns->chain.grid, .options = turns->chain.options, .most_work = most_work};
+}
+
 static bool accepts_first(void *ctx, const attn_options *options)
 {
     struct turns *turns = ctx;
@@ -65,7 +71,8 @@ static bool draw_first(struct turns *turns, bool latent, struct grid_point *poin
     if (!found)
         return false;
     chain->options = draw_options(turns, point);
-    numbers_draw_layer(chain->grid, chain->options, part_of_seed(turns, 1), most_work, spec);
+    const struct numbers_for whom = numbers_whom(turns);
+    numbers_draw_layer(&whom, part_of_seed(turns, 1), spec);
     turns->num_layers = 1;
     return true;
 }
@@ -73,14 +80,14 @@ static bool draw_first(struct turns *turns, bool latent, struct grid_point *poin
 static void draw_others(struct turns *turns, bool latent, const struct grid_point *first)
 {
     const struct chain *chain = &turns->chain;
+    const struct numbers_for whom = numbers_whom(turns);
     for (uint64_t g = 1; g < GROUPS; g++) {
         struct case_spec *spec = &turns->layers[turns->num_layers];
         struct grid_point point;
         if (!sequel_draw_beside(chain->grid, first, &turns->layers[0], latent,
                                 part_of_seed(turns, 2 * g), &point, spec))
             continue;
-        numbers_draw_layer(chain->grid, chain->options, part_of_seed(turns, 2 * g + 1), most_work,
-                           spec);
+        numbers_draw_layer(&whom, part_of_seed(turns, 2 * g + 1), spec);
         turns->num_layers += spec->fill == turns->layers[0].fill;
     }
 }
@@ -134,14 +141,14 @@ static bool is_coarse(const struct case_spec *spec)
 
 static bool draw_batch(const struct turns *turns, uint64_t seed, struct case_spec specs[GROUPS])
 {
-    const struct chain *chain = &turns->chain;
+    const struct numbers_for whom = numbers_whom(turns);
     bool few = turns->few || seed % 2;
     for (int32_t g = 0; g < turns->num_layers; g++) {
         specs[g] = turns->layers[g];
         specs[g].without_needles |= specs[g].alibi || is_coarse(&specs[g]);
     }
-    if (!few || !numbers_draw_few(chain->grid, chain->options, seed, most_work, &specs[0]))
-        numbers_draw_batch(chain->grid, chain->options, seed, most_work, &specs[0]);
+    if (!few || !numbers_draw_few(&whom, seed, &specs[0]))
+        numbers_draw_batch(&whom, seed, &specs[0]);
     for (int32_t g = 1; g < turns->num_layers; g++)
         if (!take_batch(turns, &specs[0], &specs[g]))
             return false;
