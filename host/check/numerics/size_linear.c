@@ -160,6 +160,21 @@ static void make_many_heads(struct case_spec *spec, int32_t index)
     spec->linear.v_heads = heads[index % LONG][1];
 }
 
+/* One channel more than whole blocks of 2048 or 1024, as work on the inputs of a convolution is cut. */
+static void make_odd_channels(struct linear_spec *spec, int32_t index)
+{
+    static const int32_t shapes[][4] = {
+        {3, 9, 256, 57}, {17, 17, 96, 49}, {0, 17, 0, 241}, {0, 5, 0, 205}};
+    const int32_t *shape = shapes[index % 2 + (spec->family == ATTN_LINEAR_SHORT_CONV ? 2 : 0)];
+    set_sequences(spec, ATTN_MODE_EXTEND, "2i 1ip 5");
+    spec->k_heads = shape[0];
+    spec->v_heads = shape[1];
+    spec->k_dim = shape[2];
+    spec->v_dim = shape[3];
+    spec->width = 4;
+    spec->snapshots = index % 2;
+}
+
 /* Slots read, written and left snapshots in, with numbers beyond 16 bits or 4 GiB apart. */
 static void make_pool(struct case_spec *spec, int32_t index, enum page_spread spread)
 {
@@ -217,6 +232,9 @@ const struct check check_size_linear[] = {
         LINEAR(make_single_rows, SINGLE)),
     ROW("MEAN-18", linear_many_heads, "each of 48 to 128 v heads reads its own k head",
         LINEAR(make_many_heads, LONG)),
+    ROW("MEAN-18", linear_odd_channels,
+        "convolutions of 1025, 2049 and 4097 channels follow their recurrence",
+        LINEAR(make_odd_channels, 2)),
     ROW("KV-09", linear_many_slots, "numbers of state slots may be above 65536 and 131072",
         LINEAR(make_many_slots, MODES)),
     OWN_ROW("KV-09", linear_far_slots, judge_far_slots, "state slots may be more than 4 GiB apart",
