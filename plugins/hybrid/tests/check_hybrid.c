@@ -327,6 +327,26 @@ TEST_OF(bounds, metadata_of_modes_not_created_for)
     finish();
 }
 
+/* Layers of which batches of a mode are not: what was planned for them before is gone. */
+TEST_OF(bounds, layers_of_other_batches)
+{
+    start();
+    attn_bounds extends = bounds;
+    bounds.modes = BIT(EXTEND) | BIT(DECODE);
+    extends.modes = BIT(EXTEND);
+    problems[1].bounds = &extends;
+    ready();
+    make_args();
+    attn_batch extend = plain_batch(ATTN_MODE_EXTEND), decode = plain_batch(ATTN_MODE_DECODE);
+    ck_assert_int_eq(plan(&extend), ATTN_OK);
+    ck_assert_int_eq(OPS->forward_extend(metadata, 9, &args, NULL, &error), ATTN_OK);
+    ck_assert_int_eq(plan(&decode), ATTN_OK);
+    ck_assert_int_eq(OPS->forward_decode(metadata, 4, &args, NULL, &error), ATTN_OK);
+    ck_assert_int_eq(OPS->forward_decode(metadata, 9, &args, NULL, &error), ATTN_INVALID_ARGUMENT);
+    ck_assert_uint_eq(error.field, ATTN_FIELD_LAYER_ID);
+    finish();
+}
+
 /* ---- The plugin ------------------------------------------------------------------------------ */
 
 TEST_OF(calls, entry_and_describe)
