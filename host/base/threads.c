@@ -323,7 +323,8 @@ bool threads_start_one(pthread_t *thread, void *(*body)(void *arg), void *arg)
     pthread_sigmask(SIG_SETMASK, &others, &before);
     int why = pthread_create(thread, NULL, body, arg);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    errno = why;
+    if (why != 0)
+        errno = why;
     return why == 0;
 }
 
