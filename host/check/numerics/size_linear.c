@@ -161,18 +161,19 @@ static void make_many_heads(struct case_spec *spec, int32_t index)
 }
 
 /* One channel more than whole blocks of 2048 or 1024, as work on the inputs of a convolution is cut. */
-static void make_odd_channels(struct linear_spec *spec, int32_t index)
+static void make_odd_channels(struct case_spec *spec, int32_t index)
 {
     static const int32_t shapes[][4] = {
         {3, 9, 256, 57}, {17, 17, 96, 49}, {0, 17, 0, 241}, {0, 5, 0, 205}};
-    const int32_t *shape = shapes[index % 2 + (spec->family == ATTN_LINEAR_SHORT_CONV ? 2 : 0)];
+    const int32_t *shape =
+        shapes[index % 2 + (spec->linear.family == ATTN_LINEAR_SHORT_CONV ? 2 : 0)];
     set_sequences(spec, ATTN_MODE_EXTEND, "2i 1ip 5");
-    spec->k_heads = shape[0];
-    spec->v_heads = shape[1];
-    spec->k_dim = shape[2];
-    spec->v_dim = shape[3];
-    spec->width = 4;
-    spec->snapshots = index % 2;
+    spec->linear.k_heads = shape[0];
+    spec->linear.v_heads = shape[1];
+    spec->linear.k_dim = shape[2];
+    spec->linear.v_dim = shape[3];
+    spec->linear.width = 4;
+    spec->linear.snapshots = index % 2;
 }
 
 /* Slots read, written and left snapshots in, with numbers beyond 16 bits or 4 GiB apart. */

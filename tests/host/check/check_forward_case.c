@@ -9,6 +9,7 @@
 
 #include "host/check/cases/forward_case_private.h"
 #include "host/check/cases/grid.h"
+#include "host/check/cases/linear_case.h"
 #include "host/base/dtype.h"
 
 #include <nettle/sha2.h>
@@ -200,7 +201,7 @@ TEST_OF(cases, rows_of_linear_layers_lie_at_any_distance)
     int odd = 0;
     for (uint64_t n = 0; n < 60; n++) {
         struct case_spec spec = {.kind = ATTN_KIND_LINEAR};
-        linear_spec_draw(&spec.linear, ATTN_LINEAR_GDN, n);
+        linear_spec_draw(&spec, ATTN_LINEAR_GDN, n);
         struct forward_case *c = make(&spec, n);
         odd += spec.linear.v_heads % 2 == 0 && c->shapes[PART_GATE_A].strides[0] % 2 == 1;
         forward_case_destroy(c);

@@ -93,8 +93,8 @@ static void judge_recurrent(struct evidence *e, uint64_t n)
 {
     struct case_spec spec = {.kind = ATTN_KIND_LINEAR};
     char reason[LINEAR_TEXT];
-    linear_spec_draw(&spec.linear, (uint32_t)(n % ATTN_LINEAR_COUNT), mix_absorb(e->seed, n));
-    if (linear_accepts(&e->subject, &spec.linear, reason))
+    linear_spec_draw(&spec, (uint32_t)(n % ATTN_LINEAR_COUNT), mix_absorb(e->seed, n));
+    if (linear_accepts(&e->subject, &spec, reason))
         judge(e, 2, &spec, n, e->subject.options);
 }
 

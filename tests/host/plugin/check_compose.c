@@ -324,7 +324,7 @@ TEST_OF(compose, bad_ini)
     make_problems();
     ck_assert_int_eq(configure("[plugins]\npath = %s/nothing\n", fixtures), ATTN_CONFIG_ERROR);
     assert_says("t.ini:2");
-    assert_says("does not exist");
+    assert_says("No such file or directory");
     ck_assert_int_eq(configure("[plugins]\npath = %s/fixture_no_entry.so\n"
                                "critical = fixture_no_entry\n",
                                fixtures),
