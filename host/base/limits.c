@@ -64,7 +64,7 @@ static uint64_t cpus_of_folder(const char *folder)
     return used < of ? 1 : (uint64_t)(used / of);
 }
 
-/* Bytes of files that the kernel keeps for the folder's processes while nobody else wants the memory. */
+/* Bytes of files that the kernel caches for the folder's processes: it drops them when memory is needed. */
 static uint64_t cached_of_folder(const char *folder, bool v2)
 {
     static const char *const keys[2][2] = {{"total_inactive_file ", "total_active_file "},
