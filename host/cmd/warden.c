@@ -38,7 +38,7 @@ static struct {
     pid_t process;
     pthread_t thread;
     char command[64];
-    struct process_state ambient;
+    struct process_state state;
     void (*_Atomic will)(const char *how);
 } warden;
 
@@ -106,7 +106,7 @@ void warden_set_will(void (*will)(const char *how))
 static _Noreturn void speak_will(void (*will)(const char *how), const char *how)
 {
     char changes[PROCESS_STATE_KINDS][256];
-    process_state_restore(&warden.ambient, changes);
+    process_state_restore(&warden.state, changes);
     results_adopt();
     will(how);
     end_now(results_end() == 0 ? EXIT_GOOD : EXIT_RUN_TIME);
@@ -390,10 +390,10 @@ static void look_around(const struct guard_call *call)
     if (!pthread_equal(pthread_self(), warden.thread))
         return; /* masks and locales are a thread's */
     syscall_gate_close();
-    process_state_restore(&warden.ambient, changes);
+    process_state_restore(&warden.state, changes);
     for (unsigned int kind = 0; kind < PROCESS_STATE_KINDS; kind++)
         if (changes[kind][0]) {
-            process_state_restore(&warden.ambient, left);
+            process_state_restore(&warden.state, left);
             guard_report(call, GUARD_KINDS_OF_OTHERS + kind, changes[kind], !left[kind][0]);
         }
 }
@@ -424,7 +424,7 @@ void warden_begin(const char *command)
     on_exit(at_exit, NULL);
     at_quick_exit(at_quick_exit_handler);
     guard_watch_children(end_child);
-    process_state_take(&warden.ambient);
+    process_state_take(&warden.state);
     guard_watch = look_around;
     guard_before_task = syscall_gate_close;
     warden.armed = true;

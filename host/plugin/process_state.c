@@ -25,23 +25,23 @@ static mode_t creation_mask(void)
     return mask;
 }
 
-void process_state_take(struct process_state *ambient)
+void process_state_take(struct process_state *state)
 {
-    memset(ambient, 0, sizeof *ambient);
-    fegetenv(&ambient->environment);
-    ambient->rounding = fegetround();
-    ambient->control = fpu_control();
-    ambient->thread_locale = uselocale((locale_t)0);
+    memset(state, 0, sizeof *state);
+    fegetenv(&state->environment);
+    state->rounding = fegetround();
+    state->control = fpu_control();
+    state->thread_locale = uselocale((locale_t)0);
     const char *locale = setlocale(LC_ALL, NULL);
-    snprintf(ambient->locale, sizeof ambient->locale, "%s", locale ? locale : "");
-    pthread_sigmask(SIG_SETMASK, NULL, &ambient->mask);
+    snprintf(state->locale, sizeof state->locale, "%s", locale ? locale : "");
+    pthread_sigmask(SIG_SETMASK, NULL, &state->mask);
     for (int s = 1; s < NSIG; s++)
-        sigaction(s, NULL, &ambient->handlers[s]); /* those of the C library stay zero */
-    ambient->creation_mask = creation_mask();
-    if (!getcwd(ambient->directory, sizeof ambient->directory))
-        ambient->directory[0] = '\0';
+        sigaction(s, NULL, &state->handlers[s]); /* those of the C library stay zero */
+    state->creation_mask = creation_mask();
+    if (!getcwd(state->directory, sizeof state->directory))
+        state->directory[0] = '\0';
     for (unsigned int r = 0; r < RLIM_NLIMITS; r++)
-        getrlimit(r, &ambient->limits[r]);
+        getrlimit(r, &state->limits[r]);
 }
 
 /* ---- Compare --------------------------------------------------------------------------------- */

@@ -36,7 +36,7 @@ struct process_state {
     struct rlimit limits[RLIM_NLIMITS];
 };
 
-void process_state_take(struct process_state *ambient);
+void process_state_take(struct process_state *state);
 
 /* What is not as it was, in words by kind, "" = nothing; and it is as it was again. */
 void process_state_restore(const struct process_state *before,

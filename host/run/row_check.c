@@ -69,7 +69,7 @@ static attn_status make_verifier(struct row_check *check, attn_error *error)
         .scales = p->scales,
         .reads_new_unquantised = p->reads_new_unquantised,
         .threads = p->threads,
-        .beside = p->beside,
+        .concurrent = p->concurrent,
         .failed = note_failure,
         .failed_ctx = check,
     };

@@ -32,7 +32,7 @@ struct row_check_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups]: verify_params */
     struct threads *threads;
-    bool beside;                  /* a thread judges rows during the run: verify_params */
+    bool concurrent;              /* a thread judges rows during the run: verify_params */
     int32_t max_tokens, max_seqs; /* of a step */
     int32_t num_state_slots;      /* slot 0 included; 0 = the model has no recurrent state */
     row_check_listener listener;  /* NULL = none */

@@ -340,7 +340,7 @@ static attn_status make_check(struct session *s, attn_error *error)
         .scales = s->scales,
         .reads_new_unquantised = s->reads_new_unquantised,
         .threads = s->host->threads,
-        .beside = s->device->type != ATTN_DEVICE_CPU && !s->has_state,
+        .concurrent = s->device->type != ATTN_DEVICE_CPU && !s->has_state,
         .max_tokens = s->bounds.max_tokens,
         .max_seqs = s->bounds.max_seqs,
         .num_state_slots = (int32_t)session_num_state_slots(s),

@@ -86,7 +86,7 @@ attn_status verifier_create(const struct verify_params *params, struct verifier 
     }
     made->failed = params->failed;
     made->failed_ctx = params->failed_ctx;
-    if (status == ATTN_OK && params->beside)
+    if (status == ATTN_OK && params->concurrent)
         status = start_queue(made, error);
     if (status != ATTN_OK)
         verifier_destroy(made);
@@ -110,7 +110,7 @@ void verifier_destroy(struct verifier *verifier)
 
 /* ---- What is added --------------------------------------------------------------------------- */
 
-/* What is copied of a step: its sequences with sampled rows, the rows and, with `beside`, their
+/* What is copied of a step: its sequences with sampled rows, the rows and, with `concurrent`, their
  * elements. */
 struct sizes {
     int64_t sequences, sampled;
@@ -118,7 +118,7 @@ struct sizes {
     uint64_t elements; /* likewise */
 };
 
-static struct sizes measure(const struct verify_step *step, const attn_tensor *out, bool beside)
+static struct sizes measure(const struct verify_step *step, const attn_tensor *out, bool concurrent)
 {
     struct sizes sizes = {0};
     for (int64_t s = 0; s < step->num_sequences; s++) {
@@ -127,7 +127,7 @@ static struct sizes measure(const struct verify_step *step, const attn_tensor *o
     }
     if (step->chosen)
         sizes.chosen = (uint64_t)sizes.sampled * (uint64_t)step->most_chosen * sizeof *step->chosen;
-    if (beside)
+    if (concurrent)
         sizes.elements = (uint64_t)(out->shape[0] * out->strides[0]) * attn_dtype_size(out->dtype);
     return sizes;
 }

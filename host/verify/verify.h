@@ -108,7 +108,7 @@ struct verify_params {
     const struct verify_scales *scales;    /* [model.num_groups] */
     const uint32_t *reads_new_unquantised; /* [model.num_groups] */
     struct threads *threads;
-    bool beside;          /* a second thread judges the rows; for models */
+    bool concurrent;      /* a second thread judges the rows; for models */
                           /* without recurrent layers */
     verify_failed failed; /* NULL = none */
     void *failed_ctx;
@@ -136,12 +136,12 @@ void verifier_destroy(struct verifier *verifier);
 
 /* The sampled rows of one layer are to be judged: `out` is [tokens, heads, dim] in host memory,
  * with heads and dim as operands_output() says. Its elements are read up to verifier_judge(), or
- * with `beside`, where it is compact, copied; all else is copied. */
+ * with `concurrent`, where it is compact, copied; all else is copied. */
 attn_status verifier_add(struct verifier *verifier, const struct verify_step *step, int32_t layer,
                          const attn_tensor *out, attn_error *error);
 
 /* Judge what was added, all of it at once: rows of many layers keep more threads at work than those
- * of one. With `beside` the rows go to the judging thread, and this call waits only while its queue
+ * of one. With `concurrent` the rows go to the judging thread, and this call waits only while its queue
  * is full; verifier_wait() reports the errors. */
 attn_status verifier_judge(struct verifier *verifier, attn_error *error);
 

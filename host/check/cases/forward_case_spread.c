@@ -154,8 +154,7 @@ static void translate(const struct forward_case *c, enum case_part_id part, cons
             to[i] = (int32_t)place_of(c, ints[i]);
 }
 
-/* ---- To the backend, and back ------------------------------------------------------------------
- */
+/* ---- To the backend, and back ---------------------------------------------------------------- */
 
 /* All pages of a cache from where they are in `dense` to their places, or back. */
 static attn_status copy_pages(const struct forward_case *c, enum case_part_id part, char *dense,

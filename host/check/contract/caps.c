@@ -371,8 +371,7 @@ bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
         visit, p, "the verdict has a promise that it has no more when required_traits asks for it");
 }
 
-/* ---- CAPS-11: ids of layers -------------------------------------------------------------------
- */
+/* ---- CAPS-11: ids of layers ------------------------------------------------------------------ */
 
 static const struct layer_ids {
     const char *what;

@@ -35,7 +35,7 @@ enum { REPORT_FD = 3, OPENED = 0, NOT_OPENED = 1 };
 struct view {
     struct process_resources resources;
     bool driver; /* a CUDA driver is mapped */
-    struct process_state ambient;
+    struct process_state state;
 };
 
 static bool has_driver(void)
@@ -54,7 +54,7 @@ static void look(struct view *view)
 {
     process_take(&view->resources);
     view->driver = has_driver();
-    process_state_take(&view->ambient);
+    process_state_take(&view->state);
 }
 
 /* What is not as it was; nothing if all is. */
@@ -62,7 +62,7 @@ static void print_changes(const struct view *before, const struct view *now)
 {
     char changes[PROCESS_STATE_KINDS][256];
     const char *gained = process_gained(&before->resources, &now->resources);
-    process_state_restore(&before->ambient, changes);
+    process_state_restore(&before->state, changes);
     if (gained)
         dprintf(REPORT_FD, "left %s", gained);
     else if (now->resources.num_fds < before->resources.num_fds)

@@ -146,8 +146,7 @@ CHECK_RUN(large, run_any(run, NULL, true))
 CHECK_RUN(mla_numbers, run_any(run, any_latents, false))
 CHECK_RUN(mla_large, run_any(run, short_latents, true))
 
-/* ---- Recurrences ------------------------------------------------------------------------------
- */
+/* ---- Recurrences ----------------------------------------------------------------------------- */
 
 struct asked_linear {
     struct check_subject subject; /* with the options that are tried */

@@ -123,8 +123,7 @@ static void make_many_heads(struct case_spec *spec, int32_t variant)
 SPEC_CHANGE(make_many_pages, spec->spread = SPREAD_PAGES)
 SPEC_CHANGE(make_far_pages, spec->spread = SPREAD_BYTES)
 
-/* ---- Sinks, rows after the last ---------------------------------------------------------------
- */
+/* ---- Sinks, rows after the last -------------------------------------------------------------- */
 
 static void make_high_sinks(struct case_spec *spec, int32_t variant)
 {

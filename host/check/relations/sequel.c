@@ -76,8 +76,7 @@ static void run_chains(struct check_run *run, const struct grid *grid, bool late
         check_skip(run, "query refuses every case that was drawn");
 }
 
-/* ---- Two dtypes in turn -----------------------------------------------------------------------
- */
+/* ---- Two dtypes in turn ---------------------------------------------------------------------- */
 
 /* What may be fp8 of a layer: each in both of its types, alone and with others. */
 static const struct fp8_types {

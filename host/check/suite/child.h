@@ -11,7 +11,7 @@
  *   matrix    backend                         what it can do, by matter
  *   quit                                      the plugin was closed; processes it left
  *
- * Each answer also has what the plugin changed around it (ambient.h). All but open and quit name
+ * Each answer also has what the plugin changed around it (process_state.h). All but open and quit name
  * the device, as the answer to `subject` reported it.
  */
 #ifndef HOST_CHECK_SUITE_CHILD_H

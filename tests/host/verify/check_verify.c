@@ -735,7 +735,7 @@ TEST_OF(rows, only_sampled_rows)
 
 /* Checks add up, and the first failure stays: each by itself, both judged together, and by a thread
  * beside this one, which has copies of what it reads. */
-enum { BY_ITSELF, TOGETHER, BESIDE, BESIDE_TOGETHER, WAYS };
+enum { BY_ITSELF, TOGETHER, CONCURRENT, CONCURRENT_TOGETHER, WAYS };
 
 LOOP_OF(rows, several_checks, 0, WAYS)
 {
@@ -743,7 +743,7 @@ LOOP_OF(rows, several_checks, 0, WAYS)
     struct verifier *verifier;
     struct verify_result result;
     set_up_model(models[TWO_GROUPS], 2);
-    params.beside = _i >= BESIDE;
+    params.concurrent = _i >= CONCURRENT;
     ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
     for (int32_t layer = 1; layer >= 0; layer--) {
         compute_all(layer, &none);
@@ -752,7 +752,7 @@ LOOP_OF(rows, several_checks, 0, WAYS)
         if (_i == TOGETHER)
             out.data = memcpy(kept[layer], memory, sizeof memory);
         ck_assert_int_eq(verifier_add(verifier, &step, layer, &out, NULL), ATTN_OK);
-        if (_i == BY_ITSELF || _i == BESIDE)
+        if (_i == BY_ITSELF || _i == CONCURRENT)
             ck_assert_int_eq(verifier_judge(verifier, NULL), ATTN_OK);
         memset(memory, 0xFF, sizeof memory);
     }
@@ -767,7 +767,7 @@ LOOP_OF(rows, several_checks, 0, WAYS)
         ck_assert_double_gt(verifier_of_bar(verifier, layer, false), 10);
     verifier_destroy(verifier);
     verifier_destroy(NULL);
-    params.beside = false;
+    params.concurrent = false;
     tear_down_model();
 }
 
@@ -776,7 +776,7 @@ LOOP_OF(rows, not_all_is_judged, 0, 3)
 {
     struct verifier *verifier;
     set_up_model(models[TWO_GROUPS], 2);
-    params.beside = _i > 0;
+    params.concurrent = _i > 0;
     ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
     for (int32_t layer = 0; layer < 2; layer++) {
         compute_all(layer, &none);
@@ -786,7 +786,7 @@ LOOP_OF(rows, not_all_is_judged, 0, 3)
             ck_assert_int_eq(verifier_judge(verifier, NULL), ATTN_OK);
     }
     verifier_destroy(verifier);
-    params.beside = false;
+    params.concurrent = false;
     tear_down_model();
 }
 
@@ -879,7 +879,7 @@ TEST_OF(drafts, some_rows_of_a_verification)
     out.shape[0] = 4;
     out.data = memory + 16;
     out.byte_offset = 0;
-    params.beside = true;
+    params.concurrent = true;
     ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
     ck_assert_int_eq(verifier_add(verifier, &step, 0, &out, NULL), ATTN_OK);
     memset(memory, 0xFF, sizeof memory);
@@ -888,7 +888,7 @@ TEST_OF(drafts, some_rows_of_a_verification)
     ck_assert_int_eq(verifier_wait(verifier, NULL), ATTN_OK);
     verifier_result(verifier, &result);
     verifier_destroy(verifier);
-    params.beside = false;
+    params.concurrent = false;
     ck_assert_int_eq(result.rows_failed, 1);
     ck_assert_ptr_nonnull(strstr(result.first_failure,
                                  "request 0, position 41, turned-down draft 5, layer 0, head 1, "));
@@ -1149,13 +1149,13 @@ TEST_OF(interrupted, rows_after_a_signal)
     ck_assert_int_eq(judge(0).rows_unjudged, 0);
     interrupt_take();
     raise(SIGTERM);
-    for (int beside = 0; beside < 2; beside++) {
-        params.beside = beside;
+    for (int concurrent = 0; concurrent < 2; concurrent++) {
+        params.concurrent = concurrent;
         struct verify_result result = judge(0);
         ck_assert_int_eq(result.rows_failed, 0);
         ck_assert_int_eq(result.rows_unjudged, 54);
     }
-    params.beside = false;
+    params.concurrent = false;
     tear_down_model();
 }
 
