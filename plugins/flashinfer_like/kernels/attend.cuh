@@ -38,6 +38,38 @@
 
 /* ---- Consumers ----------------------------------------------------------------------------- */
 
+/* Scores of a warp's 16 keys of a unit, scaled. */
+template <typename S>
+static __device__ __forceinline__ void group_scores(const fi_call &c, const item<S> &it,
+                                                    const char *shared, const char *stage,
+                                                    float (&score)[2][4])
+{
+    const char *k = stage + warp_part() * S::k_bytes;
+    if constexpr (!S::quantised)
+        gemm_qk<S>(it, shared, k, score);
+    else if (!S::may_not_fit || it.fits)
+        gemm_qk_fp8<S, true>(it, shared, k, score);
+    else
+        gemm_qk_fp8<S, false>(it, shared, k, score);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
+}
+
+/* Their probabilities times their values. */
+template <typename S>
+static __device__ __forceinline__ void group_values(const float (&score)[2][4], u32 seen,
+                                                    const char *stage, item<S> &it)
+{
+    const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
+    if constexpr (!S::quantised)
+        gemm_pv<S>(round_probabilities<S::is_f16>(score, seen), v, it);
+    else if (S::is_f16 || fit_half(score))
+        gemm_pv_fp8<S, true>(round_probabilities<true>(score, seen), v, it);
+    else
+        gemm_pv_fp8<S, false>(round_probabilities<false>(score, seen), v, it);
+}
+
 /* A warp's 16 keys of a unit, from scores to sums of values. */
 template <typename S>
 static __device__ __forceinline__ void consume_group(const fi_call &c, const cursor &at,
@@ -48,17 +80,7 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
     float(&score)[2][4] = group[0];
     int from = cursor_key(at);
     u32 seen = 15;
-    const char *k = stage + warp_part() * S::k_bytes;
-    const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
-    if constexpr (!S::quantised)
-        gemm_qk<S>(it, shared, k, score);
-    else if (!S::may_not_fit || it.fits)
-        gemm_qk_fp8<S, true>(it, shared, k, score);
-    else
-        gemm_qk_fp8<S, false>(it, shared, k, score);
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-        score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
+    group_scores<S>(c, it, shared, stage, score);
     if (c.cap != 0 && !c.operands.slopes)
         scores_cap(c.cap, score);
     if (is_sloped(c))
@@ -67,12 +89,7 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
         seen = warp_or(is_range(c) ? scores_cut<S>(c, at, it, score)
                                    : scores_mask<S>(c, at, it, score));
     softmax_update<S>(group, it);
-    if constexpr (!S::quantised)
-        gemm_pv<S>(round_probabilities<S::is_f16>(score, seen), v, it);
-    else if (S::is_f16 || fit_half(score))
-        gemm_pv_fp8<S, true>(round_probabilities<true>(score, seen), v, it);
-    else
-        gemm_pv_fp8<S, false>(round_probabilities<false>(score, seen), v, it);
+    group_values<S>(score, seen, stage, it);
 }
 
 /* A unit that has come; its stage is free again. */
@@ -110,18 +127,14 @@ static __device__ __forceinline__ void consume_pair(const fi_call &c, item<S> &i
     for (int g = 0; g < 2; g++) {
         barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
         stage[g] = shared + r.stage * S::stage_bytes;
-        gemm_qk<S>(it, shared, stage[g] + warp_part() * S::k_bytes, score[g]);
+        group_scores<S>(c, it, shared, stage[g], score[g]);
         if (g == 0)
             ring_next<S>(r);
     }
-#pragma unroll
-    for (int n = 0; n < 16; n++)
-        score[n / 8][n / 4 % 2][n % 4] *= c.scale;
     softmax_update<S>(score, it);
 #pragma unroll
     for (int g = 0; g < 2; g++)
-        gemm_pv<S>(round_probabilities<S::is_f16>(score[g], 15),
-                   stage[g] + WARPS * S::k_bytes + warp_part() * S::v_bytes, it);
+        group_values<S>(score[g], 15, stage[g], it);
     __syncwarp();
     if ((threadIdx.x & 31) < 2)
         barrier_arrive(empty_barrier<S>(shared, (threadIdx.x & 31) == 0 ? first.stage : r.stage));

@@ -41,8 +41,9 @@ struct attend_shape {
     /* Two teams take turns by items, where one is fast enough: the one ends an item and begins its
      * next while the other multiplies. */
     static constexpr bool by_item = teams == 2 && !quantised;
-    /* Of short rows, whose keys come sooner than one team has multiplied them, two units at once. */
-    static constexpr bool in_pairs = by_item && dim <= 64;
+    /* Two units at once where keys come sooner than one team has multiplied them: of short rows, and
+     * over fp8 where a block has one team. */
+    static constexpr bool in_pairs = (by_item && dim <= 64) || (quantised && blocks == 2);
     static constexpr int item_warps = by_item ? WARPS : warps; /* that have an item together */
     static constexpr int item_threads = item_warps * 32;
     static constexpr int apart = warps / item_warps; /* items at a time */
