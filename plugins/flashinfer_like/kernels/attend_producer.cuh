@@ -7,7 +7,8 @@
  *   team 1   look up 3 | wait for stage 1, start 1 | look up 5 | wait for stage 3, start 3 | ...
  *
  * Runs of units whose groups are boxes of the cache have a loop of their own, with one look-up for
- * every 32 of them; so have runs of rows of codes, where pages have no whole boxes. At the ends of items nothing changes: a block's units are one list.
+ * every 32 of them, and so have runs of units whose groups are aligned rows. At the ends of items
+ * nothing changes: a block's units are one list.
  */
 #ifndef FI_ATTEND_PRODUCER_CUH
 #define FI_ATTEND_PRODUCER_CUH
@@ -15,23 +16,17 @@
 #include "plugins/flashinfer_like/kernels/profile.cuh"
 #include "plugins/flashinfer_like/kernels/attend_feed.cuh"
 
-/* How many of this team's units of the item, from the one at hand on, are of the cache alone. */
+/* How many of this team's units of the item, from the one at hand on, are boxes or aligned rows of the
+ * cache. */
 template <typename S>
 static __device__ __forceinline__ int count_cached(const fi_call &c, const feed &f)
 {
     int units = min(f.at.left, f.at.units - f.at.unit);
     int room =
         f.q.first_new - GROUP_KEYS - cursor_key(f.at); /* keys that a group may begin after */
-    if (room < 0)
+    if (room < 0 || !(c.has_maps || c.operands.aligned & CALL_ALIGNED_CACHE))
         return 0;
     return (min(units, room / FI_KEYS + 1) + S::producers - 1) / S::producers;
-}
-
-/* Do groups of the cache come row by row, and each row as pieces of 16 bytes? */
-template <typename S> static __device__ __forceinline__ bool are_rows(const fi_call &c)
-{
-    return S::quantised && S::dim == S::v_dim && !c.has_maps && c.page_shift >= 0 &&
-           !c.batch.req_to_token && c.operands.aligned & CALL_ALIGNED_CACHE;
 }
 
 /* Past a run of units. */
@@ -82,50 +77,29 @@ static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int
     feed_past<S>(c, f, run);
 }
 
-/* The same of rows of codes: a lane has the same piece of `mine` rows of keys and of values, and looks
- * them up ROWS_AHEAD units at a time, as many before they are copied. */
-#define ROWS_AHEAD 2
+/* A run of units row by row. A lane has a row of each of two units, looked up two units before they
+ * are copied. */
 template <typename S>
-static __device__ __forceinline__ void copy_code_rows(const fi_call &c, feed &f, int run, ring &r,
-                                                      char *shared)
+static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, int run, ring &r,
+                                                     char *shared)
 {
-    constexpr int pieces = S::dim / 16, mine = GROUP_KEYS * pieces / 32;
-    const call_operands &o = c.operands;
-    const int lane = (int)threadIdx.x & 31, first = cursor_key(f.at), low = (1 << c.page_shift) - 1;
-    const int *table = f.q.table;
-    const char *keys = (const char *)o.k_cache + f.at.head * o.k_cache_head;
-    const char *values = (const char *)o.v_cache + f.at.head * o.v_cache_head;
-    const u32 k_to = shared_address(shared) + warp_part() * S::k_bytes;
-    const u32 v_to = shared_address(shared) + WARPS * S::k_bytes + warp_part() * S::v_bytes;
-    int page[ROWS_AHEAD][mine], next[ROWS_AHEAD][mine];
-    auto look_up = [&](int unit, int(&to)[ROWS_AHEAD][mine]) {
-#pragma unroll
-        for (int u = 0; u < ROWS_AHEAD; u++)
-#pragma unroll
-            for (int n = 0; n < mine; n++) {
-                const int key =
-                    first + (unit + u) * S::producers * FI_KEYS + (n * 32 + lane) / pieces;
-                to[u][n] = unit + u < run ? table[key >> c.page_shift] : 0;
-            }
-    };
-    look_up(0, page);
+    int lane = (int)threadIdx.x & 31, part = lane / GROUP_KEYS, head = f.at.head;
+    int key = cursor_key(f.at) + part * S::producers * FI_KEYS + lane % GROUP_KEYS;
+    int entry = part < run ? *find_entry(c, f.q, key) : 0;
+    char *keys = shared + warp_part() * S::k_bytes;
+    char *values = shared + WARPS * S::k_bytes + warp_part() * S::v_bytes;
 #pragma unroll 1
-    for (int unit = 0; unit < run; unit += ROWS_AHEAD) {
-        look_up(unit + ROWS_AHEAD, next);
-#pragma unroll
-        for (int u = 0; u < ROWS_AHEAD; u++) {
-            if (unit + u >= run)
-                break;
-            const u32 full = full_barrier<S>(shared, r.stage), stage = r.stage * S::stage_bytes;
+    for (int unit = 0; unit < run; unit += 2) {
+        index_place place = find_key(c, f.q, head, key, entry);
+        key += 2 * S::producers * FI_KEYS;
+        entry = unit + 2 + part < run ? *find_entry(c, f.q, key) : 0;
+#pragma unroll 1
+        for (int u = 0; u < min(2, run - unit); u++) {
+            u32 full = full_barrier<S>(shared, r.stage), stage = r.stage * S::stage_bytes;
             barrier_wait(empty_barrier<S>(shared, r.stage), r.parity);
-#pragma unroll
-            for (int n = 0; n < mine; n++) {
-                const int row = (n * 32 + lane) / pieces, piece = (n * 32 + lane) % pieces;
-                const int at = (first + row + (unit + u) * S::producers * FI_KEYS) & low;
-                const u32 to = stage + piece_at<PANEL_BYTES>(row, piece);
-                copy16(k_to + to, keys + page[u][n] * o.k_page + at * o.k_token + piece * 16);
-                copy16(v_to + to, values + page[u][n] * o.v_page + at * o.v_token + piece * 16);
-            }
+            copy_rows<S::dim * S::size, PANEL_BYTES>((u64)place.k, u * GROUP_KEYS, keys + stage);
+            copy_rows<S::v_dim * S::size, PANEL_BYTES>((u64)place.v, u * GROUP_KEYS,
+                                                       values + stage);
             barrier_expect_copies(full);
             __syncwarp();
             if (lane == 0)
@@ -133,9 +107,6 @@ static __device__ __forceinline__ void copy_code_rows(const fi_call &c, feed &f,
             for (int team = 0; team < S::producers; team++)
                 ring_next<S>(r);
         }
-#pragma unroll
-        for (int i = 0; i < ROWS_AHEAD * mine; i++)
-            page[i / mine][i % mine] = next[i / mine][i % mine];
     }
     feed_past<S>(c, f, run);
 }
@@ -174,18 +145,14 @@ static __device__ __forceinline__ void produce(const fi_call &c, const cursor &a
 #pragma unroll 1
     while (f.at.left > 0) {
         PROFILE_UNIT;
-        const bool has_rows = are_rows<S>(c);
-        int run = c.has_maps || has_rows ? count_cached<S>(c, f) : 0;
+        int run = count_cached<S>(c, f);
         if (f.at.unit < S::producers && (f.at.at != at.at || f.at.head != at.head))
             touch_queries<S>(c, f);
         if (run > 0) {
-            if constexpr (S::quantised && S::dim == S::v_dim)
-                if (has_rows) {
-                    copy_code_rows<S>(c, f, run, r, shared);
-                    feed_look_up<S>(c, f);
-                    continue;
-                }
-            copy_boxes<S>(c, f, run, r, shared);
+            if (c.has_maps)
+                copy_boxes<S>(c, f, run, r, shared);
+            else
+                copy_row_runs<S>(c, f, run, r, shared);
             feed_look_up<S>(c, f);
             continue;
         }
