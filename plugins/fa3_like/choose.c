@@ -22,7 +22,8 @@ enum {
     JOINING = 22000,
     GATHER_BEGINS = 8000, /* gathering keys, and bytes of them in a cycle; */
     GATHERED_IN_A_CYCLE = 2000,
-    FI_GATHER_EIGHTHS = 12 /* theirs, over a cache that would be gathered */
+    FI_ROWS_EIGHTHS = 9, /* theirs, over a cache that would be gathered: of rows of 16 bits, and */
+    FI_GATHER_EIGHTHS = 12 /* of codes */
 };
 
 /* Of a tile. */
@@ -143,8 +144,9 @@ static int is_sooner(const cuda_group *base, const fa3_group *group, int64_t cyc
                      int is_gathered, const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int64_t planned = fi_prefill_cycles(base, extent, keys, sms);
+    int eighths = cuda_is_fp8(base->kv_dtype) ? FI_GATHER_EIGHTHS : FI_ROWS_EIGHTHS;
     if (is_gathered)
-        return cycles + gather_cycles(base, extent, keys) <= planned * FI_GATHER_EIGHTHS / 8;
+        return cycles + gather_cycles(base, extent, keys) <= planned * eighths / 8;
     if (!group->has_codes)
         return cycles <= planned;
     int64_t bytes = 2 * extent->seqs * keys * base->kv_heads * base->v_dim;

@@ -86,8 +86,8 @@ static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, 
     int lane = (int)threadIdx.x & 31, part = lane / GROUP_KEYS, head = f.at.head;
     int key = cursor_key(f.at) + part * S::producers * FI_KEYS + lane % GROUP_KEYS;
     int entry = part < run ? *find_entry(c, f.q, key) : 0;
-    char *keys = shared + warp_part() * S::k_bytes;
-    char *values = shared + WARPS * S::k_bytes + warp_part() * S::v_bytes;
+    u32 keys = shared_address(shared) + warp_part() * S::k_bytes;
+    u32 values = shared_address(shared) + WARPS * S::k_bytes + warp_part() * S::v_bytes;
 #pragma unroll 1
     for (int unit = 0; unit < run; unit += 2) {
         index_place place = find_key(c, f.q, head, key, entry);

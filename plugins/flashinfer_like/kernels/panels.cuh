@@ -57,19 +57,31 @@ static __device__ __forceinline__ bool has_aligned(const fi_call &c, const index
 
 /* ---- Row by row ---------------------------------------------------------------------------- */
 
+/* Eight rows of which each lane has a piece, and all its pieces 4, 8, ... further on. Of eight lanes, four
+ * have neighbouring pieces of a row and four the same of another, whose number differs in bits 0 and 2:
+ * then what they write of swizzled rows shares no banks. */
+static __device__ __forceinline__ int piece_row(void)
+{
+    int lane = (int)threadIdx.x & 31;
+    return lane / 8 * 2 ^ (lane & 4 ? 5 : 0);
+}
+
 /* Rows of a group, whose places are those of 16 lanes from the first on; but for those that
- * `omitted` has a bit for. */
+ * `omitted` has a bit for. A warp that copies takes some five cycles an instruction: a lane finds two
+ * rows, and distances between its pieces are constants. */
 template <int row_bytes, int panel_bytes>
-static __device__ __forceinline__ void copy_rows(u64 mine, int first, char *to, u32 omitted = 0)
+static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u32 omitted = 0)
 {
     constexpr int pieces = row_bytes / 16; /* of a row */
-    int lane = (int)threadIdx.x & 31;
+    const int row = piece_row(), piece = (int)threadIdx.x & 3;
+    const u32 near = to + piece_at<panel_bytes>(row, piece), far = near ^ 4 * 16;
 #pragma unroll
-    for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
-        int row = (i + lane) / pieces, piece = (i + lane) % pieces;
-        const char *from = (const char *)__shfl_sync(~0u, mine, first + row);
-        if (!(omitted >> row & 1))
-            copy16(shared_address(to) + piece_at<panel_bytes>(row, piece), from + piece * 16);
+    for (int above = 0; above < GROUP_KEYS; above += 8) {
+        const char *from = (const char *)__shfl_sync(~0u, mine, first + above + row) + piece * 16;
+#pragma unroll
+        for (int n = 0; n < pieces; n += 4)
+            if ((pieces % 4 == 0 || n + piece < pieces) && !(omitted >> (above + row) & 1))
+                copy16((n & 4 ? far : near) + n / 8 * panel_bytes + above * 128, from + n * 16);
     }
 }
 

@@ -4,7 +4,8 @@
  * 16-bit elements: the warps that copy make keys and values of the codes.
  *
  *   cache --copy engine--> codes --registers--> stage    runs of boxes, one or two units ahead
- *   cache ----------------------registers-----> stage    pages that have no whole boxes
+ *   cache ----cp.async---> codes --registers--> stage    the same of aligned rows, without boxes
+ *   cache ----------------------registers-----> stage    other rows
  *   k, v  --rounded to codes, and back--------> stage    new keys that are not in the cache
  *                                 \-----------> cache    of half a tile, which saves them on its way
  *
@@ -60,9 +61,8 @@ template <typename S> DEVICE void put_piece(uint4 codes, char *to, int row, int 
 }
 
 /* Does f(row, piece, is_there) for each piece of a warp's rows, all lanes together, eight rows at a
- * time, of which so many times are unrolled. Of eight lanes, four have neighbouring pieces of a row
- * and four the same of another, whose number differs in bits 0 and 2: then neither what they read
- * nor what they write of swizzled rows shares banks. */
+ * time, of which so many times are unrolled. With piece_row() neither what they read nor what they write
+ * of swizzled rows shares banks. */
 template <typename S, int dim, int unrolled = 1, typename F> DEVICE void each_piece(F f)
 {
     constexpr int pieces = dim / 16;
@@ -276,20 +276,32 @@ DEVICE void feed_any_rows(const fi_call &c, const struct work &w, const feed_mem
     }
 }
 
-/* ---- Boxes --------------------------------------------------------------------------------- */
+/* ---- Ahead --------------------------------------------------------------------------------- */
 
-/* A lane's boxes of codes: those of keys are lanes 0 to 15's, those of values the others'. */
-struct code_boxes {
+/* A lane's next codes, `page` being what the table has for them. Of boxes, those of keys are lanes 0 to
+ * 15's, those of values the others'; of rows, a lane has a row's key and value. */
+struct codes_ahead {
     const fi_tensor_map *map;
     u32 to;
     int slot_bytes, key, page, column;
     bool is_value, is_box;
 };
 
-template <typename S>
-DEVICE void boxes_begin(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                        code_boxes &b)
+/* The key whose row a lane reads next: none after those in the cache. */
+DEVICE int row_key(const struct work &w, const codes_ahead &b)
 {
+    return min(b.key, min(w.hi, w.q.first_new) - 1);
+}
+
+template <typename S, bool boxes>
+DEVICE void ahead_begin(const fi_call &c, const struct work &w, const feed_memory &m, int first,
+                        codes_ahead &b)
+{
+    if constexpr (!boxes) {
+        b.key = first + (int)(threadIdx.x & 31) % S::warp_keys;
+        b.page = *find_entry(c, w.q, row_key(w, b));
+        return;
+    }
     const int i = (int)threadIdx.x % 16, box = min(c.box_keys, S::warp_keys);
     b.is_value = threadIdx.x & 16;
     const int panels = ((b.is_value ? S::dim_v : S::dim) + CODE_PANEL - 1) / CODE_PANEL;
@@ -306,7 +318,7 @@ DEVICE void boxes_begin(const fi_call &c, const struct work &w, const feed_memor
 /* Starts the next unit's keys, or its values; the page of those after it is looked up. */
 template <typename S, bool values>
 DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memory &m, int slot,
-                        code_boxes &b)
+                        codes_ahead &b)
 {
     const u32 full = (values ? m.v_codes_full : m.k_codes_full) + 8 * slot;
     if ((threadIdx.x & 31) == 0)
@@ -320,6 +332,39 @@ DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memor
         b.page = w.q.table[min(b.key, w.hi - 1) >> c.page_shift];
     }
     __syncwarp();
+}
+
+/* The same row by row; with `is_last` what is looked up is that of the next unit. */
+template <typename S, bool values, bool is_last>
+DEVICE void rows_start(const fi_call &c, const struct work &w, const feed_memory &m, int slot,
+                       codes_ahead &b)
+{
+    constexpr int slot_bytes = WARPS * (values ? S::warp_code_v_bytes : S::warp_code_bytes);
+    const index_place place = find_key(c, w.q, w.at.head, row_key(w, b), b.page);
+    const u32 full = (values ? m.v_codes_full : m.k_codes_full) + 8 * slot;
+    const u32 to = (values ? m.v_codes : m.k_codes) + slot * slot_bytes;
+#pragma unroll
+    for (int part = 0; part < S::parts; part++)
+        copy_rows<values ? S::dim_v : S::dim, S::warp_keys * ROW_BYTES>(
+            (u64)(values ? place.v : place.k), part * FI_GROUP, to + part * FI_GROUP * ROW_BYTES);
+    barrier_expect_copies(full);
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(full);
+    if (is_last) {
+        b.key += S::keys;
+        b.page = *find_entry(c, w.q, row_key(w, b));
+    }
+}
+
+template <typename S, int what, bool boxes, bool values>
+DEVICE void ahead_start(const fi_call &c, const struct work &w, const feed_memory &m, int slot,
+                        codes_ahead &b)
+{
+    if constexpr (boxes)
+        boxes_start<S, values>(c, w, m, slot, b);
+    else
+        rows_start<S, values, values || what == FEED_KEYS>(c, w, m, slot, b);
 }
 
 /* Has the unit, of which this warp's keys begin with `first`, new keys that are saved on the way? */
@@ -362,20 +407,20 @@ DEVICE void feed_new(const fi_call &c, const struct work &w, int first, u32 to)
     }
 }
 
-/* Units whose keys all come in boxes, but for new ones that are saved on the way. Boxes after the
- * sequence's end are copied too, whatever is there: no row sees it. */
-template <typename S, int what>
-DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                            int units, ring<S::stages> &stage, code_ring<S> &codes)
+/* Units whose keys all come in boxes, but for new ones that are saved on the way, or as rows. Boxes
+ * after the sequence's end are copied too, whatever is there: no row sees it. */
+template <typename S, int what, bool boxes>
+DEVICE void feed_ahead(const fi_call &c, const struct work &w, const feed_memory &m, int first,
+                       int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
-    code_boxes b;
-    boxes_begin<S>(c, w, m, first, b);
+    codes_ahead b;
+    ahead_begin<S, boxes>(c, w, m, first, b);
     code_ring<S> ahead = codes;
     for (int n = 0; n < min(units, S::code_slots); n++) {
         if constexpr (what & FEED_KEYS)
-            boxes_start<S, false>(c, w, m, ahead.slot, b);
+            ahead_start<S, what, boxes, false>(c, w, m, ahead.slot, b);
         if constexpr (what & FEED_VALUES)
-            boxes_start<S, true>(c, w, m, ahead.slot, b);
+            ahead_start<S, what, boxes, true>(c, w, m, ahead.slot, b);
         ahead.advance();
     }
 #pragma unroll 1
@@ -385,24 +430,24 @@ DEVICE void feed_code_boxes(const fi_call &c, const struct work &w, const feed_m
             barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
             const u32 to = shared_address(m.keys) + stage.slot * S::k_bytes;
             take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes), to);
-            if constexpr (S::feeders > 1)
+            if constexpr (boxes && S::feeders > 1)
                 if (has_new<S>(c, w, first))
                     feed_new<S, false>(c, w, first, to);
             tell_stored(m.k_full + 8 * stage.slot);
             if (units > S::code_slots)
-                boxes_start<S, false>(c, w, m, codes.slot, b);
+                ahead_start<S, what, boxes, false>(c, w, m, codes.slot, b);
         }
         if constexpr (what & FEED_VALUES) {
             barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
             barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
             const u32 to = shared_address(m.values) + stage.slot * S::v_bytes;
             take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes), to);
-            if constexpr (S::feeders > 1)
+            if constexpr (boxes && S::feeders > 1)
                 if (has_new<S>(c, w, first))
                     feed_new<S, true>(c, w, first, to);
             tell_stored(m.v_full + 8 * stage.slot);
             if (units > S::code_slots)
-                boxes_start<S, true>(c, w, m, codes.slot, b);
+                ahead_start<S, what, boxes, true>(c, w, m, codes.slot, b);
         }
         codes.advance();
         stage.advance();
@@ -435,14 +480,18 @@ template <typename S, int what>
 DEVICE void feed_codes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
-    const bool has_boxes = c.has_maps && c.page_shift >= 0 && w.hi > 0;
+    const bool is_ahead =
+        (c.has_maps ? c.page_shift >= 0 : (c.operands.aligned & CALL_ALIGNED_CACHE) != 0) &&
+        w.hi > 0;
 #pragma unroll 1
     while (units > 0) {
-        int count = has_boxes ? count_cached<S>(c, w, first, units) : 0;
-        if (count > 0) {
-            feed_code_boxes<S, what>(c, w, m, first, count, stage, codes);
+        int count = is_ahead ? count_cached<S>(c, w, first, units) : 0;
+        if (count > 0 && c.has_maps) {
+            feed_ahead<S, what, true>(c, w, m, first, count, stage, codes);
+        } else if (count > 0) {
+            feed_ahead<S, what, false>(c, w, m, first, count, stage, codes);
         } else if constexpr (S::feeders > 1) {
-            count = has_boxes ? 1 : units;
+            count = is_ahead ? 1 : units;
             feed_any_rows<S, what == FEED_VALUES>(c, w, m, first, count, stage);
         } else {
             feed_any_codes<S>(c, w, m, first, stage);

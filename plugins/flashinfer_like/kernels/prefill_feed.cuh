@@ -9,7 +9,8 @@
  * those who multiply what the item is. New keys are read from k and v, the others from the cache:
  *
  *   boxes   runs of units whose keys all come in boxes: feed_boxes()
- *   any     a unit of old and new keys, an end, pages that have no whole boxes: feed_unit()
+ *   rows    the same of pages that have no whole boxes, if rows are aligned: feed_rows()
+ *   any     a unit of old and new keys, an end, rows that are not aligned: feed_unit()
  *   codes   those of a cache of e4m3 become what queries are on their way: prefill_codes.cuh
  */
 #ifndef FI_PREFILL_FEED_CUH
@@ -59,7 +60,7 @@ DEVICE void start_rows(const fi_call &c, const index_sequence &q, const unit_fee
             continue;
         char *group = to + part * FI_GROUP * ROW_BYTES;
         if (aligned)
-            copy_rows<dim * 2, S::panel_bytes>(mine, part * FI_GROUP, group);
+            copy_rows<dim * 2, S::panel_bytes>(mine, part * FI_GROUP, shared_address(group));
         else
             copy_rows_slow<dim, S::panel_bytes>(mine, part * FI_GROUP, group);
     }
@@ -171,6 +172,42 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
     }
 }
 
+/* The keys of a warp's part of a unit, or its values. `mine`: where this lane's row lies. */
+template <typename S, int dim> DEVICE void copy_part(u64 mine, u32 to, u32 barrier)
+{
+#pragma unroll
+    for (int part = 0; part < S::parts; part++)
+        copy_rows<dim * 2, S::panel_bytes>(mine, part * FI_GROUP, to + part * FI_GROUP * ROW_BYTES);
+    barrier_expect_copies(barrier);
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(barrier);
+}
+
+/* Units of the cache row by row. The table's entries are read a unit before. */
+template <typename S>
+DEVICE void feed_rows(const fi_call &c, const struct work &w, const feed_memory &m, int first,
+                      int units, ring<S::stages> &stage)
+{
+    const int last = min(w.hi, w.q.first_new) - 1;
+    int key = first + (int)(threadIdx.x & 31) % S::warp_keys;
+    auto here = [&]() { return min(S::backwards ? max(key, 0) : key, last); };
+    int entry = *find_entry(c, w.q, here());
+#pragma unroll 1
+    for (; units > 0; units--) {
+        const index_place place = find_key(c, w.q, w.at.head, here(), entry);
+        key += S::step;
+        entry = *find_entry(c, w.q, here());
+        barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
+        copy_part<S, S::dim>((u64)place.k, shared_address(m.keys) + stage.slot * S::k_bytes,
+                             m.k_full + 8 * stage.slot);
+        barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
+        copy_part<S, S::dim_v>((u64)place.v, shared_address(m.values) + stage.slot * S::v_bytes,
+                               m.v_full + 8 * stage.slot);
+        stage.advance();
+    }
+}
+
 /* Units from the warp's key `first` on. */
 template <typename S>
 DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_memory &m, int first,
@@ -188,6 +225,10 @@ DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_mem
         } else if (cached >= 0 && c.has_maps && c.page_shift >= 0 && w.hi > 0) {
             count = S::backwards ? units : min(units, cached / S::keys + 1);
             feed_boxes<S, false>(c, w, m, first, count, stage);
+        } else if (cached >= 0 && !c.has_maps && w.hi > 0 &&
+                   c.operands.aligned & CALL_ALIGNED_CACHE) {
+            count = S::backwards ? units : min(units, cached / S::keys + 1);
+            feed_rows<S>(c, w, m, first, count, stage);
         } else {
             feed_unit<S>(c, w, m, first, stage);
         }

@@ -63,7 +63,7 @@ DEVICE void copy_panels(const fi_call &c, const struct work &w, int column, char
         const u64 mine = (u64)((const char *)c.operands.q + row * c.operands.q_row +
                                head * c.operands.q_head + column * 2);
         if (c.operands.aligned & CALL_ALIGNED_Q)
-            copy_rows<panels * ROW_BYTES, panel_bytes>(mine, 0, to);
+            copy_rows<panels * ROW_BYTES, panel_bytes>(mine, 0, shared_address(to));
         else
             copy_rows_slow<panels * PANEL, panel_bytes>(mine, 0, to);
     }
@@ -144,7 +144,7 @@ DEVICE void feed_rows(const fi_call &c, const index_sequence &q, const unit_feed
             continue;
         char *group = feed_slot<S>(f) + part * GROUP_KEYS * ROW_BYTES;
         if (aligned)
-            copy_rows<bytes, S::panel_bytes>(mine, part * GROUP_KEYS, group);
+            copy_rows<bytes, S::panel_bytes>(mine, part * GROUP_KEYS, shared_address(group));
         else
             copy_rows_slow<bytes / 2, S::panel_bytes>(mine, part * GROUP_KEYS, group);
     }
