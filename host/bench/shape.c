@@ -761,9 +761,9 @@ static attn_status fail_foreign_key(const struct parsing *p, const struct key *k
     for (int k = 0; k < NUM_KEYS; k++)
         if (keys[k].layers >> kind & 1)
             strbuf_appendf(&all, "%s%s", all.length ? ", " : "", keys[k].name);
-    attn_status status =
-        host_fail(p->error, ATTN_CONFIG_ERROR, "--shape %s: %s is no key of kind=%s; accepted: %s",
-                  p->text, key->name, word_of(layer_kinds, kind), strbuf_text(&all));
+    attn_status status = host_fail(p->error, ATTN_CONFIG_ERROR,
+                                   "--shape %s: %s is not a key of kind=%s; accepted: %s", p->text,
+                                   key->name, word_of(layer_kinds, kind), strbuf_text(&all));
     strbuf_finish(&all);
     return status;
 }

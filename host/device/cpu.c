@@ -330,9 +330,9 @@ static attn_status cpu_event_elapsed(const struct device *device, struct device_
 {
     (void)device;
     if (!start->timed || !end->timed)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "cpu: an event that is not timed");
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "cpu: the event is not timed");
     if (start->passed_ns == 0 || end->passed_ns == 0)
-        return host_fail(error, ATTN_BAD_STATE, "cpu: an event that was never recorded");
+        return host_fail(error, ATTN_BAD_STATE, "cpu: the event was never recorded");
     *microseconds = (double)(end->passed_ns - start->passed_ns) / 1e3;
     return ATTN_OK;
 }

@@ -33,7 +33,7 @@ attn_status device_describe(int32_t type, int32_t id, attn_device *info, attn_er
         return host_fail(error, ATTN_DEPENDENCY_MISSING,
                          "device: %s (type %d) %s; accepted: %s (%d), %s (%d)",
                          attn_device_name(type), type,
-                         attn_device_is_memory(type) ? "is memory and no device"
+                         attn_device_is_memory(type) ? "is memory, not a device"
                                                      : "cannot be driven by this host",
                          attn_device_name(kinds[0]->type), kinds[0]->type,
                          attn_device_name(kinds[1]->type), kinds[1]->type);
@@ -152,7 +152,7 @@ attn_status device_no_memory(const struct device *device, uint32_t space, attn_e
     text_vformat(text, sizeof text, format, args);
     va_end(args);
     return host_fail(error, status, "%s%s", text,
-                     device->allocator ? ": attnhost_params.allocate gave none that is aligned"
+                     device->allocator ? ": attnhost_params.allocate returned no aligned memory"
                                        : "");
 }
 

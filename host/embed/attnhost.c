@@ -186,8 +186,8 @@ attn_status attnhost_plugin(const attnhost *host, uint32_t index, attnhost_plugi
                             attn_error *error)
 {
     if (index >= host->registry.num_plugins)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "plugin %u: there are %u", index,
-                         host->registry.num_plugins);
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "plugin %u: only %u plugins are loaded",
+                         index, host->registry.num_plugins);
     const struct loader_plugin *plugin = host->registry.plugins[index];
     attnhost_plugin_info known = {
         .struct_size = sizeof known,
@@ -217,8 +217,8 @@ attn_status attnhost_type(const attnhost *host, uint32_t index, attnhost_type_in
                           attn_error *error)
 {
     if (index >= host->registry.num_types)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "backend type %u: there are %u", index,
-                         host->registry.num_types);
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "backend type %u: only %u types are loaded",
+                         index, host->registry.num_types);
     const struct registry_type *type = &host->registry.types[index];
     attnhost_type_info known = {
         .struct_size = sizeof known, .plugin = type->plugin_index, .type = type->type};
@@ -240,8 +240,8 @@ attn_status attnhost_define_backend(attnhost *host, const char *name, const char
         status = host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "attnhost: out of memory");
     else if (!base && num_options > 0)
         status = host_fail(error, ATTN_BAD_STATE,
-                           "attnhost_define_backend: %s: the working directory, where relative "
-                           "paths start: %s; accepted: one that can be reached",
+                           "attnhost_define_backend: %s: the working directory, which relative "
+                           "paths start from, cannot be found: %s",
                            name, strerror(why));
     for (uint32_t o = 0; o < num_options && status == ATTN_OK; o++) {
         const char *key = pairs[2 * o], *value = pairs[2 * o + 1];

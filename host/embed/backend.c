@@ -118,7 +118,7 @@ attn_status embed_check_problems(const attn_problem *problems, uint32_t num_prob
         const attn_device *device = problem->device, *first = problems->device;
         if (device->type != first->type || device->id != first->id)
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "problem %u: on another device than problem 0; accepted: one device",
+                             "problem %u is on another device than problem 0; accepted: one device",
                              p);
     }
     return status == ATTN_OK ? check_layer_ids(problems, num_problems, error) : status;
@@ -166,7 +166,7 @@ static attn_status note_answers(attnhost_backend *backend, attn_error *error)
     char forms[64];
     bit_names_text(ATTN_FIELD_INDEX_FORMS, backend->index_forms, forms, sizeof forms);
     return host_fail(error, ATTN_INTERNAL,
-                     "%s: defect of the plugin: it reads index forms that are not known: %s",
+                     "%s: defect of the plugin: it asks for unknown index forms: %s",
                      backend->root->name, forms);
 }
 
@@ -336,8 +336,8 @@ attn_status attnhost_backend_node(const attnhost_backend *backend, uint32_t inde
 {
     const struct compose_node *node = compose_node_at(backend->root, index);
     if (!node)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "node %u: there are %u", index,
-                         compose_num_nodes(backend->root));
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "node %u: the backend has only %u nodes",
+                         index, compose_num_nodes(backend->root));
     attnhost_node_info known = {.struct_size = sizeof known,
                                 .depth = node->depth,
                                 .name = node->name,
@@ -357,8 +357,8 @@ attn_status attnhost_backend_code_path(const attnhost_backend *backend, uint32_t
     const struct compose_node *node = compose_node_at(backend->root, index);
     uint32_t num_paths = node && node->rows.paths ? node->rows.paths->num_paths : 0;
     if (path >= num_paths)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "path %u of node %u: there are %u", path,
-                         index, num_paths);
+        return host_fail(error, ATTN_INVALID_ARGUMENT,
+                         "path %u of node %u: the node has only %u paths", path, index, num_paths);
     const attn_code_path *named = code_paths_at(node->rows.paths, path);
     attnhost_code_path_info known = {.struct_size = sizeof known,
                                      .name = named->name,

@@ -149,11 +149,11 @@ static attn_status fail_host_array(attn_error *error, uint32_t array)
     size_t n = 0;
     while (names[n].array != array)
         n++;
-    return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "batch.%s%s.host is absent; accepted: given, for this backend plans with it",
-                     array >= ATTN_HOST_KV_LENS && array <= ATTN_HOST_LAST_PAGE_LEN ? "kv_groups[]."
-                                                                                    : "",
-                     names[n].name);
+    return host_fail(
+        error, ATTN_INVALID_ARGUMENT,
+        "batch.%s%s.host is absent; accepted: a host array, as this backend plans with it",
+        array >= ATTN_HOST_KV_LENS && array <= ATTN_HOST_LAST_PAGE_LEN ? "kv_groups[]." : "",
+        names[n].name);
 }
 
 /* The host arrays that the backend plans with: of the batch, and of KV group `kv` (NULL = none). */
@@ -235,13 +235,12 @@ static attn_status check_nested(const attn_shared_prefix *outer, const attn_shar
         if (seqs[g] == seqs[g + 1] || run < 0)
             continue;
         if (seqs[g + 1] > outer->seq_indptr.host[run + 1] || lens[g] < outer->prefix_len.host[run])
-            return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "batch: shared_prefix[%u] has sequences %d..%d with %d keys in "
-                             "common; accepted: runs within those of level %u, %d..%d, with %d "
-                             "and more",
-                             level, seqs[g], seqs[g + 1] - 1, lens[g], level - 1,
-                             outer->seq_indptr.host[run], outer->seq_indptr.host[run + 1] - 1,
-                             outer->prefix_len.host[run]);
+            return host_fail(
+                error, ATTN_INVALID_ARGUMENT,
+                "batch: shared_prefix[%u]: sequences %d..%d share %d keys; accepted: a run within "
+                "that of level %u, sequences %d..%d, and at least its %d keys",
+                level, seqs[g], seqs[g + 1] - 1, lens[g], level - 1, outer->seq_indptr.host[run],
+                outer->seq_indptr.host[run + 1] - 1, outer->prefix_len.host[run]);
     }
     return ATTN_OK;
 }
@@ -277,8 +276,8 @@ static attn_status check_frozen_levels(const attn_bounds *bounds, const attn_bat
         const attn_shared_prefix *shared = attn_at(batch->shared_prefix, level);
         if (batch->num_prefix_levels != levels || shared->num_groups != (uint32_t)bounds->max_seqs)
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "batch: %u prefix levels, level %u of %u runs; accepted in a graph: "
-                             "%u of %d, as the bounds have them",
+                             "batch: %u prefix levels, and level %u has %u runs; accepted in a "
+                             "graph: %u levels of %d runs, as in the bounds",
                              batch->num_prefix_levels, level, shared->num_groups, levels,
                              bounds->max_seqs);
     }
@@ -381,7 +380,7 @@ static attn_status check_index_forms(uint32_t wanted, uint32_t group, const attn
         int given = kv->index_forms & forms[f].form && forms[f].present;
         if (wanted & forms[f].form && !given)
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "batch.kv_groups[%u].%s is absent, and the backend reads it", group,
+                             "batch.kv_groups[%u].%s is absent; the backend reads it", group,
                              forms[f].name);
     }
     return ATTN_OK;
@@ -392,8 +391,8 @@ static attn_status check_kv_group(const attnhost_backend *backend, int32_t group
 {
     if (group < 0 || (uint32_t)group >= batch->num_kv_groups || !batch->kv_groups)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.kv_groups has %u elements; accepted: one for each KV group, and a "
-                         "layer uses group %d",
+                         "batch.kv_groups has %u elements; accepted: one for each KV group (a "
+                         "layer uses group %d)",
                          batch->num_kv_groups, group);
     const attn_kv_batch *kv = attn_at(batch->kv_groups, (uint32_t)group);
     if (kv->page_size < 1)
@@ -450,8 +449,7 @@ static attn_status empty_slots(struct embed_slots *slots, int64_t count, attn_er
         struct embed_slot *entries = calloc(capacity, sizeof *entries);
         if (!entries)
             return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
-                             "batch.state_groups: no memory to look at %lld slots",
-                             (long long)count);
+                             "batch.state_groups: no memory to check %lld slots", (long long)count);
         free(slots->entries);
         *slots = (struct embed_slots){.entries = entries, .capacity = capacity};
     }
@@ -486,8 +484,8 @@ static attn_status claim_slot(struct embed_slots *slots, const struct state_grou
     struct embed_slot *entry = find_slot(slots, slot);
     if (entry->batch == slots->batch)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.state_groups[%u].%s[%d] is %d, which is written for sequence %d "
-                         "too; accepted: a slot that is written once",
+                         "batch.state_groups[%u].%s[%d] is %d, which sequence %d writes, too; "
+                         "accepted: a slot that is written once",
                          group->number, name, index, slot, entry->sequence);
     *entry = (struct embed_slot){
         .batch = slots->batch, .slot = slot, .sequence = s, .is_snapshot = is_snapshot};
@@ -510,12 +508,12 @@ static attn_status check_read(struct embed_slots *slots, const struct state_grou
         return ATTN_OK;
     if (entry->sequence == s)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.state_groups[%u].slot[%d] is %d, which gets a snapshot of the same "
-                         "sequence; accepted: a slot that no snapshot is left in",
+                         "batch.state_groups[%u].slot[%d] is %d, which receives a snapshot of the "
+                         "same sequence; accepted: a slot that receives no snapshot",
                          group->number, s, slot);
     return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "batch.state_groups[%u].slot[%d] is %d, which is written for sequence %d; "
-                     "accepted: a slot that no other sequence writes",
+                     "batch.state_groups[%u].slot[%d] is %d, which sequence %d writes; accepted: a "
+                     "slot that no other sequence writes",
                      group->number, s, slot, entry->sequence);
 }
 
@@ -577,8 +575,8 @@ static attn_status check_state_group(int32_t group, const attn_batch *batch, att
         return ATTN_OK;
     if (group < 0 || (uint32_t)group >= batch->num_state_groups || !batch->state_groups)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "batch.state_groups has %u elements; accepted: one for each state group, "
-                         "and a layer uses group %d",
+                         "batch.state_groups has %u elements; accepted: one for each state group "
+                         "(a layer uses group %d)",
                          batch->num_state_groups, group);
     const attn_state_batch *state = attn_at(batch->state_groups, (uint32_t)group);
     return state->slot.device ? ATTN_OK

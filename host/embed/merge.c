@@ -51,8 +51,8 @@ static const char *find_misfit(const attn_tensor *tensor, const attn_tensor *fir
         return device_type == ATTN_DEVICE_CPU ? "is not in host memory"
                                               : "is not on the backend's device";
     if (tensor->ndim != ndim || memcmp(tensor->shape, first->shape, ndim * sizeof(int64_t)) != 0)
-        return ndim == 3 ? "is of another shape than the first output"
-                         : "is of another shape than [tokens, heads] of the first output";
+        return ndim == 3 ? "differs in shape from the first output"
+                         : "does not have the shape [tokens, heads] of the first output";
     if (ndim == 2 && tensor->dtype != ATTN_F32)
         return "is not fp32";
     if (tensor->dtype != ATTN_F32 && tensor->dtype != ATTN_F16 && tensor->dtype != ATTN_BF16)
@@ -265,7 +265,7 @@ attn_status attnhost_merge(attnhost_backend *backend, const attn_tensor *const *
         int64_t tasks = (work.num_rows + ROWS_OF_A_TASK - 1) / ROWS_OF_A_TASK;
         status = threads_for(backend->host->threads, tasks, merge_some, &work);
         return status == ATTN_OK ? status
-                                 : host_fail(error, status, "merge: the threads could not run it");
+                                 : host_fail(error, status, "merge: the thread pool failed");
     }
     status = embed_enter(backend, &entered, error);
     if (status == ATTN_OK) {

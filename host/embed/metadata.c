@@ -367,14 +367,13 @@ static attn_status call_forward(attnhost_metadata *metadata, int32_t layer_id,
     int decode = metadata->mode == ATTN_MODE_DECODE;
     if (metadata->mode == ATTN_MODE_COUNT)
         return host_fail(&said->base, ATTN_BAD_STATE,
-                         "forward before attnhost_init_forward_metadata; accepted: a batch first");
+                         "forward before attnhost_init_forward_metadata; accepted: after it");
     if (decode && ops->forward_decode)
         return ops->forward_decode(metadata->plugin, layer_id, args, stream, &said->base);
     if (!decode && ops->forward_extend)
         return ops->forward_extend(metadata->plugin, layer_id, args, stream, &said->base);
-    return host_fail(&said->base, ATTN_UNSUPPORTED,
-                     "batch.mode is %u, and the backend serves only %s", metadata->mode,
-                     decode ? "every mode but DECODE" : "DECODE");
+    return host_fail(&said->base, ATTN_UNSUPPORTED, "batch.mode is %u; the backend serves only %s",
+                     metadata->mode, decode ? "every mode but DECODE" : "DECODE");
 }
 
 attn_status attnhost_forward(attnhost_metadata *metadata, int32_t layer_id,

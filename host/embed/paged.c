@@ -36,13 +36,15 @@ static attn_status look_at(const attnhost_paged_batch *step, int32_t r, struct l
     const int32_t *starts = step->query_start_loc.host, *totals = step->seq_lens.host;
     int64_t queries = starts ? (int64_t)starts[r + 1] - starts[r] : 0;
     if (starts && (starts[r] < 0 || queries < 0))
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "step.query_start_loc[%d] is %d after %d; accepted: what does not fall",
-                         r + 1, starts[r + 1], starts[r]);
+        return host_fail(
+            error, ATTN_INVALID_ARGUMENT,
+            "step.query_start_loc[%d] is %d after %d; accepted: values that do not decrease", r + 1,
+            starts[r + 1], starts[r]);
     if (starts && totals && totals[r] < queries)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "step.seq_lens[%d] is %d; accepted: its %lld queries or more", r,
-                         totals[r], (long long)queries);
+        return host_fail(
+            error, ATTN_INVALID_ARGUMENT,
+            "step.seq_lens[%d] is %d; accepted: %lld, the number of its queries, or more", r,
+            totals[r], (long long)queries);
     if (queries > lens->max_query_len)
         lens->max_query_len = (int32_t)queries;
     if (totals && totals[r] > lens->max_seq_len)
@@ -62,15 +64,15 @@ static attn_status look(const attnhost_paged_batch *step, struct lens *lens, att
         return status;
     if (starts && step->num_reqs > 0 &&
         (int64_t)starts[step->num_reqs] - starts[0] > step->num_actual_tokens)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "step.num_actual_tokens is %d; accepted: the %lld of query_start_loc, or "
-                         "more",
-                         step->num_actual_tokens, (long long)starts[step->num_reqs] - starts[0]);
+        return host_fail(
+            error, ATTN_INVALID_ARGUMENT,
+            "step.num_actual_tokens is %d; accepted: %lld, as in query_start_loc, or more",
+            step->num_actual_tokens, (long long)starts[step->num_reqs] - starts[0]);
     if (step->num_reqs > 0 &&
         ((step->max_query_len <= 0 && !starts) || (step->max_seq_len <= 0 && !step->seq_lens.host)))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
                          "step.max_query_len is %d, max_seq_len %d; accepted: more than 0, or host "
-                         "arrays to find them in",
+                         "arrays that contain them",
                          step->max_query_len, step->max_seq_len);
     if (step->max_query_len > 0)
         lens->max_query_len = step->max_query_len;
@@ -92,8 +94,8 @@ static attn_status find_prefixes(const attnhost_paged_batch *step, uint32_t mode
         prefixes->device = step->room;
     if (mode != ATTN_MODE_DECODE && step->num_reqs > 0 && !prefixes->device)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "step.num_computed_tokens.device is absent; accepted: an array on the "
-                         "device, or, on the CPU, room and host arrays");
+                         "step.num_computed_tokens.device is absent; accepted: a device array; on "
+                         "the CPU, step.room and host arrays will do");
     return ATTN_OK;
 }
 

@@ -458,7 +458,7 @@ static int32_t image_tokens(const struct json_reader *vision)
 
 static const char towers[] = "its towers, which are not read";
 
-/* What hears in Gemma 3n and 4 attends in blocks with a learned bias of the distance. */
+/* The audio towers of Gemma 3n and 4 attend in blocks, with a learned distance bias. */
 static void leave_out_towers(struct hf_source *source)
 {
     uint32_t deaf = HF_UNIT_SCALE | HF_NO_TOWER;
@@ -468,7 +468,7 @@ static void leave_out_towers(struct hf_source *source)
         hf_leave_out(source, towers);
 }
 
-/* Of a wrapper the text model is known; towers are its own. */
+/* Only the text model of a wrapper is read; its towers are left out. */
 static void leave_out_wrapped(struct hf_source *source)
 {
     static const char *const keys[] = {"vision_config", "audio_config", "encoder_config"};
@@ -476,7 +476,7 @@ static void leave_out_wrapped(struct hf_source *source)
         if (json_has(&source->root, keys[i]))
             hf_leave_out(source, towers);
     if (json_has(&source->root, "thinker_config"))
-        hf_leave_out(source, "its towers and what speaks, which are not read");
+        hf_leave_out(source, "its towers and its speech output, which are not read");
 }
 
 static void add_vision_tower(struct hf_source *source)
@@ -551,7 +551,7 @@ static void tell_cache_scheme(const struct hf_source *source, const struct confi
         !json_has(&of, "kv_cache_scheme|kv_cache_quant_algo"))
         return;
     snprintf(message, sizeof message,
-             "%s: quantization_config.%s is not followed: the cache has the model's type, %s; "
+             "%s: quantization_config.%s is ignored: the cache has the model's type, %s; "
              "accepted: [kv_cache] dtype with k_scale and v_scale, or dtype = %s",
              source->root.file,
              json_has(&of, "kv_cache_scheme") ? "kv_cache_scheme" : "kv_cache_quant_algo",

@@ -169,7 +169,7 @@ static void read_shared(const struct hf_source *source, int32_t num_layers, bool
     }
     if (hf_ok(source) && shared[0])
         json_fail(&source->text, list ? "indexer_types" : "index_topk_pattern",
-                  "the first layer is shared: accepted full, as no layer is before it");
+                  "the first layer is shared: accepted full, as no layer precedes it");
 }
 
 void hf_build_mla(struct hf_source *source)

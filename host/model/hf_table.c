@@ -516,13 +516,14 @@ const struct hf_text_type hf_text_types[] = {
 const size_t hf_num_text_types = sizeof hf_text_types / sizeof *hf_text_types;
 
 static const char position_bias[] =
-    "it adds a learned bias of the distance to its scores, for which the ABI has no word but a "
-    "private operand, and that means something to its own backend alone (docs/ABI.md, PRIV-02)";
-static const char other_recurrence[] = "it has no attention, and its recurrence is none of the "
-                                       "ABI's (gdn, mamba2, kda, lightning, short_conv)";
+    "it adds a learned distance bias to its scores, which the ABI can pass only as a private "
+    "operand of one backend (docs/ABI.md, PRIV-02)";
+static const char other_recurrence[] =
+    "it has no attention, and the ABI does not describe its recurrence; accepted: gdn, mamba2, "
+    "kda, lightning, short_conv";
 
 static const char guest[] =
-    "its layers have no keys of their own, they read another model's caches";
+    "its layers have no keys of their own; they read another model's caches";
 static const char two_maps[] = "its output is the difference of two attention maps";
 
 const struct hf_beyond hf_beyond[] = {

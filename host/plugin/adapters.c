@@ -12,8 +12,8 @@ static attn_status admit_this_minor(const attn_plugin *plugin, attn_error *error
     if (ATTN_ABI_MAJOR > 0 || plugin->abi_minor == ATTN_ABI_MINOR)
         return ATTN_OK;
     return host_fail(error, ATTN_INCOMPATIBLE_VERSION,
-                     "it is built for ABI 0.%u; accepted: 0.%u, for until 1.0 each minor version "
-                     "is one of its own",
+                     "it is built for ABI 0.%u; accepted: 0.%u, as before 1.0 no two minor "
+                     "versions are compatible",
                      plugin->abi_minor, ATTN_ABI_MINOR);
 }
 

@@ -422,8 +422,8 @@ static attn_status require_child(struct compose_node *node, const char *name,
     if (*child)
         return ATTN_OK;
     return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "%s: child '%.100s' is the value of none of its backend-ref options",
-                     node->name, name ? name : "");
+                     "%s: none of its backend-ref options names the child '%.100s'", node->name,
+                     name ? name : "");
 }
 
 /* A lost device stays one: its cure is not the child's. */

@@ -110,7 +110,7 @@ static attn_status call_entry(const struct loader_plugin *plugin, attn_plugin_en
         return ATTN_OK;
     if (status == ATTN_INCOMPATIBLE_VERSION)
         return answer_fail(status, &said, error,
-                           "%s: speaks no ABI major of this host; accepted: %u..%u; it says",
+                           "%s: supports no ABI major of this host; accepted: %u..%u; its message",
                            plugin->file, host->abi_major_min, host->abi_major_max);
     return answer_fail(status, &said, error, "%s: " ATTN_PLUGIN_ENTRY " failed", plugin->file);
 }

@@ -76,8 +76,10 @@ attn_status loader_find_runner(const char *source, char **object, attn_error *er
                                          ATTNHOST_PKGLIB_DIR "/python.so"};
     char path[PATH_MAX];
     if (!find_beside_library(path) && !data_file_find(places, sizeof places / sizeof *places, path))
-        return host_fail(error, ATTN_DEPENDENCY_MISSING,
-                         "%s: what runs Python is not installed: %s does not exist", source, path);
+        return host_fail(
+            error, ATTN_DEPENDENCY_MISSING,
+            "%s: the plugin that runs Python backends is not installed: %s does not exist", source,
+            path);
     *object = realpath(path, NULL);
     return *object ? ATTN_OK : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "loader: out of memory");
 }

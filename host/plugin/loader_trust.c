@@ -106,7 +106,7 @@ static attn_status check_ancestors(char *path, const char *what, attn_error *err
             return host_fail(error, ATTN_INVALID_ARGUMENT, "%s: %s", path, strerror(errno));
         if (is_open_to_others(&info))
             return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "%s: the folder, which the %s lies below, is writable by others "
+                             "%s: this folder above the %s is writable by others "
                              "(mode %04o); accepted: writable by its owner alone (chmod go-w), or "
                              "sticky",
                              path, what, (unsigned)(info.st_mode & 07777));

@@ -76,8 +76,8 @@ static void say_unscanned(const char *file, int why)
 {
     char message[512];
     snprintf(message, sizeof message,
-             "%.300s: no process could be started to open it first (%s); it is opened here", file,
-             strerror(why));
+             "%.300s: no process could be started to open it first (%s); this process opens it",
+             file, strerror(why));
     host_log_write_newest(ATTN_LOG_WARNING, message);
 }
 
@@ -196,7 +196,7 @@ static const char *silent_end(const struct scan *scan, char text[64])
     else if (info.si_pid)
         snprintf(text, 64, "a system call, with exit code %d", info.si_status);
     else
-        snprintf(text, 64, "a way that is not known");
+        snprintf(text, 64, "unknown means");
     return text;
 }
 
@@ -211,7 +211,7 @@ static void judge(struct scan *scan, const char *file, bool in_time, struct scan
     } else if (!in_time) {
         words = last_words(scan, "was ended by SIGABRT in ");
         text_format(verdict->reason, sizeof verdict->reason, "it did not end within %g s: %s",
-                    limit_of(file), words ? words : "where is not known");
+                    limit_of(file), words ? words : "in an unknown place");
     } else {
         snprintf(verdict->reason, sizeof verdict->reason, "it ended the process by %s",
                  words ? words : silent_end(scan, how));

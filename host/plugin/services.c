@@ -114,7 +114,7 @@ void services_explain(struct services_context *context, attn_error *error)
     context->refusal.size = 0;
     if (refusal.size > 0)
         host_fail_suffix(
-            error, "; attnhost_params.allocate gave %s no %llu bytes of %s memory, aligned to %llu",
+            error, "; attnhost_params.allocate refused %s %llu bytes of %s memory, aligned to %llu",
             context->name, (unsigned long long)refusal.size, names[refusal.space],
             (unsigned long long)(refusal.alignment ? refusal.alignment : 1));
 }

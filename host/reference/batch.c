@@ -192,11 +192,11 @@ static attn_status set_items(reference_sight *sight, const reference_call *call,
     if (column < 0)
         return ATTN_OK;
     if (column >= items->token_pos_stride)
-        return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "token_pos of sequence %d is %d long, its query at position %lld reads "
-                         "entry %lld",
-                         sequence->index, items->token_pos_stride, (long long)sight->position,
-                         (long long)column);
+        return host_fail(
+            error, ATTN_INVALID_ARGUMENT,
+            "token_pos of sequence %d has %d entries; its query at position %lld reads entry %lld",
+            sequence->index, items->token_pos_stride, (long long)sight->position,
+            (long long)column);
     sight->token_pos_in_item =
         items->token_pos[(int64_t)sequence->index * items->token_pos_stride + column];
     return ATTN_OK;
@@ -558,7 +558,7 @@ static attn_status find_row(const reference_call *call, int64_t row, reference_s
         if (*t >= 0 && *t < sequence->num_rows && reference_row_is_real(call, sequence, *t))
             return call->index_form ? reference_check_slots(call, sequence, error) : ATTN_OK;
     }
-    return host_fail(error, ATTN_INVALID_ARGUMENT, "row %lld is none of the batch", (long long)row);
+    return host_fail(error, ATTN_INVALID_ARGUMENT, "row %lld is not in the batch", (long long)row);
 }
 
 /* `memory` has room for four vectors as long as the longer of a key and a value. */

@@ -15,8 +15,8 @@
 static const char *const reasons[] = {
     [REFERENCE_PASS] = "passes",
     [REFERENCE_ERROR_TOO_LARGE] = "error too large",
-    [REFERENCE_NOT_FINITE_HERE] = "not finite, or another infinity, where it must not be",
-    [REFERENCE_FINITE_HERE] = "finite where the truth is not",
+    [REFERENCE_NOT_FINITE_HERE] = "NaN or infinity where another value is expected",
+    [REFERENCE_FINITE_HERE] = "finite where NaN or infinity is expected",
 };
 
 /* Keep the worst verdict, and the first of equals, in words. */
@@ -124,7 +124,7 @@ attn_status reference_compare(const reference_result *result, const attn_tensor 
     if (status != ATTN_OK)
         return status;
     if (!result->has_bars)
-        return host_fail(error, ATTN_INVALID_ARGUMENT, "the result was made without bars");
+        return host_fail(error, ATTN_INVALID_ARGUMENT, "the result has no error bars");
     double *actual = malloc((size_t)result->v_head_dim * sizeof *actual);
     if (!actual)
         return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "reference: no memory for a row");

@@ -177,8 +177,8 @@ static attn_status find_rows(linear_sequence *sequence, const linear_call *call,
     if (sequence->first_row < 0 || sequence->num_rows < 0 ||
         sequence->first_row + sequence->num_rows > call->num_rows)
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d has rows %lld and %lld following: mixed_qkv has %lld", s,
-                         (long long)sequence->first_row, (long long)sequence->num_rows - 1,
+                         "sequence %d has row %lld and the %lld after it; mixed_qkv has %lld rows",
+                         s, (long long)sequence->first_row, (long long)sequence->num_rows - 1,
                          (long long)call->num_rows);
     return ATTN_OK;
 }

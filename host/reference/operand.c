@@ -185,7 +185,7 @@ static attn_status find_latent_query_scales(reference_call *call, const attn_for
     if (dtype_is_fp8(attn_new_kv_dtype(call->problem)) || !call->absorbed ||
         granularity != ATTN_SCALE_PER_TENSOR)
         return host_fail(error, ATTN_UNSUPPORTED,
-                         "latent attention of fp8 inputs has no oracle but for queries of the "
+                         "latent attention of fp8 inputs has an oracle only for queries of the "
                          "absorbed form with a scale per tensor");
     attn_status status =
         reference_find_scale(&call->q_scale, call, args, ATTN_ROLE_Q_NOPE, granularity, error);

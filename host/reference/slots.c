@@ -108,12 +108,12 @@ static attn_status check_counts(const reference_sequence *sequence, const refere
     int32_t s = sequence->index;
     if (!within(sequence->first_row, sequence->num_rows, call->num_rows))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d has rows %lld and %lld following: q has %lld", s,
+                         "sequence %d has row %lld and the %lld after it; q has %lld rows", s,
                          (long long)sequence->first_row, (long long)sequence->num_rows - 1,
                          (long long)call->num_rows);
     if (call->has_new && !within(sequence->first_new_row, sequence->num_new, call->num_new))
         return host_fail(error, ATTN_INVALID_ARGUMENT,
-                         "sequence %d has new keys %lld and %lld following: %lld are given", s,
+                         "sequence %d has new key %lld and the %lld after it; %lld are given", s,
                          (long long)sequence->first_new_row, (long long)sequence->num_new - 1,
                          (long long)call->num_new);
     /* Padding may have a query and no key: its fill value may be 0. */
@@ -232,10 +232,10 @@ attn_status reference_check_slots(const reference_call *call, const reference_se
         /* Page 0, and no slot at all, stand for keys that no query sees. */
         int64_t saved = reference_new_slot(call, sequence->first_new_row + j - first_new);
         if (saved >= call->kv->page_size && slot >= call->kv->page_size && saved != slot)
-            return host_fail(error, ATTN_INVALID_ARGUMENT,
-                             "new key %lld of sequence %d is saved to slot %lld, but looked for in "
-                             "%lld",
-                             (long long)j, sequence->index, (long long)saved, (long long)slot);
+            return host_fail(
+                error, ATTN_INVALID_ARGUMENT,
+                "new key %lld of sequence %d is saved to slot %lld, but read from slot %lld",
+                (long long)j, sequence->index, (long long)saved, (long long)slot);
     }
     return ATTN_OK;
 }

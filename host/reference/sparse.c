@@ -241,9 +241,9 @@ void reference_choose(const double *logits, int64_t kv_len, int32_t top_k, uint8
 void reference_choice_text(const reference_choice *choice, char text[REFERENCE_CHOICE_TEXT])
 {
     static const char *const faults[] = {
-        [REFERENCE_CHOICE_NO_KEY] = "is chosen, which is none of the sequence's keys",
+        [REFERENCE_CHOICE_NO_KEY] = "is chosen, but is not a key of the sequence",
         [REFERENCE_CHOICE_TWICE] = "is chosen twice",
-        [REFERENCE_CHOICE_UNSEEN] = "is chosen, which the query does not see",
+        [REFERENCE_CHOICE_UNSEEN] = "is chosen, but the query does not see it",
     };
     long long key = choice->key, rival = choice->rival;
     if (choice->code == REFERENCE_CHOICE_RIGHT)
@@ -254,8 +254,7 @@ void reference_choice_text(const reference_choice *choice, char text[REFERENCE_C
     else if (choice->code == REFERENCE_CHOICE_WORSE)
         snprintf(
             text, REFERENCE_CHOICE_TEXT,
-            "key %lld (logit %.9g) is chosen, key %lld (logit %.9g) is not; they may be off by "
-            "%.2g",
+            "key %lld (logit %.9g) is chosen, key %lld (logit %.9g) is not; accepted error: %.2g",
             key, choice->logit, rival, choice->rival_logit, choice->bar);
     else
         snprintf(text, REFERENCE_CHOICE_TEXT, "key %lld %s", key, faults[choice->code]);

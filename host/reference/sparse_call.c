@@ -300,7 +300,7 @@ static attn_status mark_named(const reference_call *call, const reference_sequen
                              "sparse_indices of row %lld: entry %d %s; accepted slots of sequence "
                              "%d, each once",
                              (long long)(sequence->first_row + t), n,
-                             j < 0 ? "is no key of its sequence" : "is named a second time",
+                             j < 0 ? "is not a key of its sequence" : "is given twice",
                              sequence->index);
         chooser->chosen[j] = 1;
     }
@@ -358,7 +358,8 @@ static void judge_logits(const reference_call *call, const reference_sequence *s
             continue;
         report->logits_failed++;
         char text[REFERENCE_CHOICE_TEXT];
-        snprintf(text, sizeof text, "the logit of key %lld is %.9g; accepted: %.9g, off by %.2g",
+        snprintf(text, sizeof text,
+                 "the logit of key %lld is %.9g; accepted: %.9g, with an error of up to %.2g",
                  (long long)j, actual, truth, chooser->bars[j]);
         note(report, REFERENCE_CHOICE_RIGHT, row, text);
     }

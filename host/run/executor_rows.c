@@ -74,10 +74,10 @@ static int64_t choose_capacity(const struct executor *executor)
 
 static attn_status no_memory(const struct executor *executor, uint32_t space, attn_error *error)
 {
-    return device_no_memory(executor->params.device, space, error,
-                            "no memory for sampled rows: %lld bytes; accepted: what a smaller "
-                            "workload.chunked_prefill_size needs",
-                            (long long)executor->gathered_capacity);
+    return device_no_memory(
+        executor->params.device, space, error,
+        "no memory for sampled rows: %lld bytes; accepted: a smaller workload.chunked_prefill_size",
+        (long long)executor->gathered_capacity);
 }
 
 static attn_status allocate_flight(struct executor *executor, struct flight *flight,

@@ -252,12 +252,12 @@ static attn_status add_row(struct row_check *check, uint32_t whose,
 {
     const struct row_check_params *p = &check->params;
     int64_t position = verify_token_of(p->workload, sequence, t).position;
-    bool turned_down = verify_turned_down(sequence, t);
+    bool rejected = verify_is_rejected(sequence, t);
 
-    if (!turned_down && is_computed(check, sequence->request, position, whose))
+    if (!rejected && is_computed(check, sequence->request, position, whose))
         return ATTN_OK;
     check->rows_checked++;
-    if (turned_down || whose == OF_DRAFT)
+    if (rejected || whose == OF_DRAFT)
         return ATTN_OK;
     if (p->listener)
         p->listener(p->listener_ctx, sequence->request, position, layer, row, bytes);

@@ -137,7 +137,7 @@ attn_status step_kernels_generate(const struct step_kernels *kernels, int32_t la
     struct fill fill = {kernels, layer, rows, vectors, num_vectors};
     int64_t num_tasks = units_for(rows->count, ROWS_PER_TASK);
     status = threads_for(kernels->threads, num_tasks, fill_task, &fill);
-    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "making vectors failed");
+    return status == ATTN_OK ? ATTN_OK : host_fail(error, status, "generating vectors failed");
 }
 
 /* ---- Indices --------------------------------------------------------------------------------- */

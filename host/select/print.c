@@ -236,7 +236,7 @@ static void print_candidate(const attnhost_selection *selected, const attnhost_p
         text_wrap_line(file, 8, 10, "%s [%s]", reason_at(candidate, r)->text,
                        reason_at(candidate, r)->code_name);
     if (dtype)
-        text_wrap_line(file, 8, 10, "it could with model.dtype = %s", dtype);
+        text_wrap_line(file, 8, 10, "it could serve with model.dtype = %s", dtype);
 }
 
 static bool same_answer(const attnhost_selection *selected, const attnhost_candidate *a,

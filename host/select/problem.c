@@ -168,7 +168,7 @@ static attn_status check_draft_counts(const struct config *config, attn_error *e
                            "least");
     if (drafts->topk >= drafts->draft_tokens)
         return config_fail(config, "speculative.topk", error,
-                           "%lld: accepted 1..%lld, speculative.draft_tokens less 1",
+                           "%lld: accepted 1..%lld, speculative.draft_tokens minus 1",
                            (long long)drafts->topk, (long long)drafts->draft_tokens - 1);
     if (named > 0 && named != drafts->topk)
         return config_fail(config, "attention.speculative_eagle_topk", error,
@@ -199,11 +199,10 @@ attn_status problem_check_drafts(const struct config *config, const struct model
                                  "one history and no branches",
                                  (long long)drafts->topk, layers);
         else if (group->attn_type != ATTN_TYPE_DECODER)
-            status = config_fail(config, "speculative.draft_tokens", error,
-                                 "%lld: accepted 0, as layers %s are %s layers, which no draft is "
-                                 "verified in",
-                                 (long long)drafts->draft_tokens, layers,
-                                 model_attn_type_name(group->attn_type));
+            status = config_fail(
+                config, "speculative.draft_tokens", error,
+                "%lld: accepted 0, as layers %s are %s layers, which cannot verify drafts",
+                (long long)drafts->draft_tokens, layers, model_attn_type_name(group->attn_type));
     }
     return status;
 }

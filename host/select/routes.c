@@ -82,7 +82,7 @@ static attn_status check_keys(const struct config *config, attn_error *error)
         return config_fail(config, "attention.decode_attention_backend", error, "%s", text);
     if (!last_is_default(config) && strcmp(keys->attention_backend, "auto") == 0)
         return fail_route(last_route(config), error,
-                          "is the last route and has conditions: what none of them matches has no "
+                          "is the last route and has conditions, so that some batches have no "
                           "backend; accepted: a last route '-> NAME', or a name as "
                           "attention.attention_backend");
     return ATTN_OK;
@@ -236,9 +236,10 @@ struct search {
 static void look_beyond_graphs(const struct search *search, const struct options_text *row)
 {
     if (is_beyond(row->value, search->longest))
-        strbuf_appendf(search->text,
-                       "graphs: none takes the row '%s' (%s): they are captured for %d keys, %s\n",
-                       row->value, row->place, search->longest, search->whose);
+        strbuf_appendf(
+            search->text,
+            "graphs: the row '%s' (%s) matches none: they are captured for %d keys, %s\n",
+            row->value, row->place, search->longest, search->whose);
 }
 
 static void look_never(const struct search *search, const struct options_text *row)
@@ -251,8 +252,9 @@ static void look_never(const struct search *search, const struct options_text *r
         if (strstr(search->phases, phase)) /* none is a part of another's name */
             return;
     }
-    strbuf_appendf(search->text, "routes: nothing takes the row '%s' (%s): %s the phases are %s\n",
-                   row->value, row->place, search->when, search->phases);
+    strbuf_appendf(search->text,
+                   "routes: the row '%s' (%s) matches nothing: %s the phases are %s\n", row->value,
+                   row->place, search->when, search->phases);
 }
 
 /* In the tables of a backend and of its children; no deeper than there are definitions. */

@@ -398,12 +398,12 @@ static void describe_job(const struct verify_step *step, const struct verify_seq
     int64_t least = INT64_MAX, end = 0, branch = 0;
     for (int64_t s = 0; s < sequence->num_sampled; s++) {
         int64_t t = step->sampled[sequence->first_sampled + s];
-        bool turned_down = verify_turned_down(sequence, t);
-        int64_t position = sequence->prefix_len + (turned_down ? sequence->tree.committed : t);
-        int64_t after = position + !turned_down;
+        bool rejected = verify_is_rejected(sequence, t);
+        int64_t position = sequence->prefix_len + (rejected ? sequence->tree.committed : t);
+        int64_t after = position + !rejected;
         least = position < least ? position : least;
         end = after > end ? after : end;
-        if (turned_down && sequence->prefix_len + t + 1 > branch)
+        if (rejected && sequence->prefix_len + t + 1 > branch)
             branch = sequence->prefix_len + t + 1;
     }
     int goes_on =

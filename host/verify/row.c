@@ -44,8 +44,8 @@ void verify_place_text(const struct verify_sequence *sequence, int64_t t,
     int64_t depth = has_tree ? sequence->tree.depth[t] : t;
     int length = snprintf(text, VERIFY_PLACE_TEXT, "request %lld, position %lld",
                           (long long)sequence->request, (long long)(sequence->prefix_len + depth));
-    if (verify_turned_down(sequence, t))
-        snprintf(text + length, (size_t)(VERIFY_PLACE_TEXT - length), ", turned-down draft %lld",
+    if (verify_is_rejected(sequence, t))
+        snprintf(text + length, (size_t)(VERIFY_PLACE_TEXT - length), ", rejected draft %lld",
                  (long long)t);
 }
 

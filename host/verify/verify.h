@@ -50,7 +50,7 @@ static inline bool verify_has_tree(const struct verify_sequence *sequence)
 }
 
 /* Is row `t` of the sequence a draft that is turned down? */
-static inline bool verify_turned_down(const struct verify_sequence *sequence, int64_t t)
+static inline bool verify_is_rejected(const struct verify_sequence *sequence, int64_t t)
 {
     return verify_has_tree(sequence) && t >= 0 && !draft_tree_keeps(&sequence->tree, (int32_t)t);
 }
@@ -73,7 +73,7 @@ static inline struct verify_token verify_token_of(const struct workload *workloa
     return token;
 }
 
-/* Which row it is, for people: its request, its position, and of a turned-down draft the row of the
+/* Which row it is, for people: its request, its position, and of a rejected draft the row of the
  * tree. */
 enum { VERIFY_PLACE_TEXT = 96 };
 void verify_place_text(const struct verify_sequence *sequence, int64_t t,

@@ -155,7 +155,7 @@ static void check_options(const attn_options *options, attn_verdict *verdict)
 {
     if (fi_read_options(options).is_invariant)
         REFUSE(OTHER, OPTION, "off",
-               "batch_invariant on: of expanded latents no bits are promised");
+               "batch_invariant on: expanded latents are not batch-invariant");
     if (fi_read_option(options, "tiles", TILES_AUTO) == TILES_NEVER)
         REFUSE(OTHER, OPTION, "auto, always",
                "tiles never: expanded latents have no other kernels");

@@ -85,10 +85,10 @@ static attn_status fail_not_built(uint32_t field, uint32_t set, attn_error *erro
 {
     char text[96];
     attn_util_set_text(field, set, text, sizeof text);
-    return attn_util_fail_field(error, ATTN_UNSUPPORTED, field,
-                                "%s %s: the problem given to create named others, so kernels for "
-                                "these were not built",
-                                attn_util_field_name(field), text);
+    return attn_util_fail_field(
+        error, ATTN_UNSUPPORTED, field,
+        "%s %s: create was given a problem without them, so that their kernels were not built",
+        attn_util_field_name(field), text);
 }
 
 static attn_status measure(const attn_instance *instance, uint32_t kind, const attn_bounds *given,

@@ -30,5 +30,5 @@ refused()
     fi
 }
 
-refused plugin_0_1 "it is built for ABI 0.1; accepted: 0.2, for until 1.0 each minor"
+refused plugin_0_1 "it is built for ABI 0.1; accepted: 0.2, as before 1.0 no two minor versions"
 tap_end

@@ -392,7 +392,7 @@ plugin 2 "a plugin in a folder writable by others" "$folder/shared/hybrid.so" \
 mkdir -p "$folder/above/below" && cp "$plugins/hybrid.so" "$folder/above/below"
 chmod 777 "$folder/above"
 plugin 2 "a plugin below a folder writable by others" "$folder/above/below/hybrid.so" \
-    "$folder/above: the folder, which the plugin lies below, is writable by others (mode 0777)"
+    "$folder/above: this folder above the plugin is writable by others (mode 0777)"
 
 sum=$(sha256sum <"$plugins/hybrid.so" | cut -d' ' -f1)
 wrong=$(printf '%s' "$sum" | tr 0-9a-f 1-9a-f0)

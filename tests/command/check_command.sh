@@ -176,7 +176,7 @@ only_fails LOAD-01.exports
 says 1 "a file that leaves a symbol to chance" "# FAIL: zlibVersion is in none of the libraries" \
     -- "$attnhost" check --filter 'LOAD-*' "$fixtures/bad_closure.so"
 only_fails LOAD-02.closure
-says 1 "a constructor that opens a file" "# FAIL: on being opened it left an open file" \
+says 1 "a constructor that opens a file" "# FAIL: when opened, it left an open file" \
     -- "$attnhost" check --filter 'LOAD-*' "$fixtures/bad_constructor_opens.so"
 only_fails LOAD-04.constructors
 says 0 "a file that needs the driver" "# WARN: needs libcuda.so.1" \

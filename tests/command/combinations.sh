@@ -287,8 +287,8 @@ done
 mkdir "$folder/wrong"
 cp "$folder/plugins/cpu_native.so" "$ATTNHOST_TEST_FIXTURE_DIR/zoo.so" "$folder/wrong" || exit 1
 fails wrap_chosen_fewer "keys are chosen; accepted: "
-fails wrap_chosen_later "which the query does not see"
-fails wrap_labels_unsaved "is not; they may be off by"
+fails wrap_chosen_later "but the query does not see it"
+fails wrap_labels_unsaved "is not; accepted error:"
 runs cross retraction recomputed -gt 0
 runs cross chunked steps -gt 40
 runs cross mixed steps -gt 40
@@ -340,12 +340,12 @@ warned "" chains draft_keys
 warned "" plain ranks
 warned "kv_cache.max_encoder_tokens (--set): no effect, without cross attention" plain keys
 warned "attention.decode_attention_backend (--set): no effect, as all layers are encoders" encoder decode_name
-warned "nothing takes the row 'phase=verify' (--set: attention.route.1): without .*draft_tokens the phases are prefill, decode" \
+warned "the row 'phase=verify' (--set: attention.route.1) matches nothing: without .*draft_tokens the phases are prefill, decode" \
     plain verifies
-warned "nothing takes the row 'phase=decode' (--set: attention.route.1): with .*draft_tokens the phases are prefill, verify, draft" \
+warned "the row 'phase=decode' (--set: attention.route.1) matches nothing: with .*draft_tokens the phases are prefill, verify, draft" \
     chains decodes
-warned "nothing takes the row 'phase=decode' (--set): with speculative.draft_tokens the phases are prefill, verify, draft" chains table
-warned "nothing takes the row 'phase=decode' (--set: attention.route.1): of encoders the phases are prefill" encoder decodes
+warned "the row 'phase=decode' (--set) matches nothing: with speculative.draft_tokens the phases are prefill, verify, draft" chains table
+warned "the row 'phase=decode' (--set: attention.route.1) matches nothing: of encoders the phases are prefill" encoder decodes
 refusal=4
 refused "a sliding window and cross attention in one model are not served" cross_windows
 command_of explain chains two_drafts
@@ -357,6 +357,6 @@ command_of explain plain fp8
 tap_try "scales that an fp8 cache is not given are said to be 1" \
     answers "kv_cache.k_scale and v_scale: 1.0, as none is given for the fp8 cache"
 refusal=2
-refused "cross layers, which no draft is verified in" chains cross
-refused "encoder_only layers, which no draft is verified in" chains encoder
+refused "cross layers, which cannot verify drafts" chains cross
+refused "encoder_only layers, which cannot verify drafts" chains encoder
 tap_end

@@ -47,7 +47,7 @@ says 0 "list finds what was built" "usable, serves linear layers" -- "$attnhost"
 says 0 "explain takes a bare config.json" "served by cpu_native-with-cpu_linear" \
     -- "$attnhost" explain config.json --set platform.device=cpu
 says 2 "a config.json that is not there" "none.json" -- "$attnhost" explain none.json
-says 4 "explain hints at model.dtype" "it could with model.dtype = f16, bf16" \
+says 4 "explain hints at model.dtype" "it could serve with model.dtype = f16, bf16" \
     -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=sm90 \
     --set model.dtype=f32 --set attention.attention_backend=auto
 if "$attnhost" explain "$top/examples/cuda.ini" >/dev/null 2>&1; then

@@ -441,7 +441,7 @@ def write_long(path, requests, output):
 def drafts(tap, runner, trace, name, **sets):
     """Counts of speculative decoding from the trace file, with the rows of the draft model's one
     layer: those of prompts, and those that stayed of requests that went on. Of the rows that were
-    computed, turned-down drafts among them, the sample is checked; at rate 1 that is all."""
+    computed, rejected drafts among them, the sample is checked; at rate 1 that is all."""
     keys = {"draft_tokens": 4, "topk": 1, "acceptance": 0.7, "seed": 1}
     keys.update({key[len("speculative__"):]: value for key, value in sets.items()
                  if key.startswith("speculative__")})

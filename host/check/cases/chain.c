@@ -223,9 +223,9 @@ static bool has_equal_size(struct chain *chain, const struct case_session *first
         return false;
     if (memcmp(&size, &first->memory.size, sizeof size) == 0)
         return true;
-    numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
-                    "metadata_size gives another answer to the same question since another "
-                    "metadata was made");
+    numerics_report(
+        chain->run, &chain->specs[0], ATTN_INTERNAL,
+        "metadata_size answers the same question differently after another metadata was made");
     return false;
 }
 

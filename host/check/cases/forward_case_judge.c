@@ -207,7 +207,8 @@ static bool execute(struct run *run)
     struct case_session *session = run->session;
     bool graph = session->kind == ATTN_METADATA_GRAPH;
     if (graph && session->captured && session->captured != run->c)
-        return bad(run, ATTN_INVALID_ARGUMENT, "a graph serves one case, whose memory it knows");
+        return bad(run, ATTN_INVALID_ARGUMENT,
+                   "a graph serves only the case that it was captured for");
     if (graph && !session->graph && !capture(run))
         return false;
     if (!plan(run, run->c->image, &run->c->lengths))
@@ -562,7 +563,7 @@ static void judge_left(struct run *run)
         if (!judge_outputs(run, second))
             return;
     allow_all(run);
-    if (!judge_bytes(run, "what was saved there before or is to be saved"))
+    if (!judge_bytes(run, "the bytes before the run, new keys included"))
         return;
     attn_status status = session_check_memory(run->session, &run->error.base);
     good(run, status, "the memory around the metadata");
@@ -579,9 +580,9 @@ static bool run_init(struct run *run, struct case_session *session, struct forwa
                    "the case has padding of %d tokens: query reports %d", c->spec.fill,
                    session->verdict.graph_seq_len_fill);
     run->expected = malloc(c->bytes);
-    return run->expected ||
-           bad(run, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a case of %llu bytes should be",
-               (unsigned long long)c->bytes);
+    return run->expected || bad(run, ATTN_OUT_OF_HOST_MEMORY,
+                                "no memory for the expected bytes of a case, %llu bytes",
+                                (unsigned long long)c->bytes);
 }
 
 static void run_finish(struct run *run)
@@ -677,8 +678,7 @@ static bool padding_is_finite(struct run *run, enum case_part_id part)
                 if (!isfinite(
                         dtype_load(shape->dtype, case_vector(c, c->actual, part, row, head, 0), d)))
                     return bad(run, ATTN_OK,
-                               "%s, row %lld, head %lld, element %lld is padding's "
-                               "and not finite",
+                               "%s, row %lld, head %lld, element %lld is padding and not finite",
                                case_part_name(part), (long long)row, (long long)head, (long long)d);
     return true;
 }
@@ -699,7 +699,7 @@ static bool tell_element(struct run *run, enum case_part_id part, int64_t row, i
     const int32_t s = case_sequence_of(c, row);
     return bad(run, ATTN_OK,
                "%s, row %lld (query %lld of sequence %d), head %lld, element %zu: got %.9g (0x%x), "
-               "the first run %.9g (0x%x), and DETERMINISTIC is declared",
+               "the first run %.9g (0x%x), though DETERMINISTIC is declared",
                case_part_name(part), (long long)row, (long long)(row - c->lengths.first_row[s]), s,
                (long long)head, d, dtype_load(dtype, now, (int64_t)d), bits[0],
                dtype_load(dtype, first, (int64_t)d), bits[1]);
@@ -733,7 +733,7 @@ static void judge_same(struct run *run)
         if (case_is_cache(c, part))
             allow_slot_0(run, part);
     if (!padding_is_finite(run, PART_OUT) || !padding_is_finite(run, PART_OUT_SECOND) ||
-        !judge_bytes(run, "what the first run left, and DETERMINISTIC is declared"))
+        !judge_bytes(run, "the bytes after the first run, though DETERMINISTIC is declared"))
         return;
     attn_status status = session_check_memory(run->session, &run->error.base);
     good(run, status, "the memory around the metadata");
@@ -770,7 +770,7 @@ void case_session_repeat(struct case_session *session, struct forward_case *c,
     if (run_init(&run, session, c, verdict)) {
         run.left = same ? malloc(c->bytes) : NULL;
         if (same && !run.left)
-            bad(&run, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a run leaves");
+            bad(&run, ATTN_OUT_OF_HOST_MEMORY, "no memory for the results of a run");
         else
             run_once(&run, judge_left);
         repeat(&run, how, same);

@@ -548,7 +548,8 @@ static attn_status hide_keys(struct forward_case *c, int32_t s, attn_error *erro
     if (!sights || !nan) {
         free(sights);
         free(nan);
-        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for the sights of a case");
+        return host_fail(error, ATTN_OUT_OF_HOST_MEMORY,
+                         "no memory for the visible keys of a case");
     }
     for (int32_t d = 0; d < most; d++)
         nan[d] = NAN;

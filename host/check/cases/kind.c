@@ -80,7 +80,7 @@ void *kind_keep(const struct kind_case *k)
     if (copy)
         memcpy(copy, k->c->actual, k->c->bytes);
     else
-        kind_report(k, ATTN_OUT_OF_HOST_MEMORY, "no memory for what a call leaves");
+        kind_report(k, ATTN_OUT_OF_HOST_MEMORY, "no memory for the results of a call");
     return copy;
 }
 

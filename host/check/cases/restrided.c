@@ -210,8 +210,8 @@ static attn_status move_back(const struct restrided *restrided, uint32_t role, s
     for (uint64_t i = 0; status == ATTN_OK && m->image && i < m->bytes; i++)
         if ((uint8_t)m->image[i] != POISON)
             return host_fail(error, ATTN_INTERNAL,
-                             "operand %s: byte %lld from its first element is in no vector of it, "
-                             "and was written to",
+                             "operand %s: byte %lld after its first element is outside its "
+                             "vectors, and was written",
                              role_name(role),
                              (long long)((int64_t)i - (first_byte(&m->to) - m->memory)));
     return status == ATTN_OK ? device_copy_wait(restrided->device, first_byte(m->from), m->original,

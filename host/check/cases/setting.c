@@ -135,7 +135,7 @@ struct options *setting_open(struct check_run *run, const struct setting *settin
     setting_describe(run->subject, settings, count, what);
     check_note(run, "with %s", what);
     if (setting_parse(run, settings, count, &options) != ATTN_OK)
-        check_fail(run, "%s: the host refuses what is declared: %s", what, check_error_text(run));
+        check_fail(run, "%s: the host refuses a declared value: %s", what, check_error_text(run));
     return options;
 }
 

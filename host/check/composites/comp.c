@@ -82,12 +82,12 @@ static void check_refused(struct scene *scene)
     if (!ask(scene, &verdict, reasons) || scene->altered.hits == 0)
         return;
     CHECK_THAT(scene->rig.run, !verdict.supported,
-               "the child %s refuses, and the composite accepts", scene->child);
+               "the child %s refuses, but the composite accepts", scene->child);
     for (uint32_t r = 0; r < verdict.num_reasons && r < MAX_REASONS; r++)
         named |= strncmp(reasons[r].child, scene->child, sizeof reasons[r].child - 1) == 0 &&
                  strcmp(reasons[r].got, ALTERED_WORDS) == 0;
     CHECK_THAT(scene->rig.run, named,
-               "the child %s refuses, and no reason of the composite is the child's with its name",
+               "the child %s refuses, but the composite does not repeat its reasons with its name",
                scene->child);
 }
 
@@ -100,7 +100,7 @@ static void check_graph_level(struct scene *scene)
         if (!ask(scene, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
         CHECK_THAT(scene->rig.run, verdict.graph_level <= level,
-                   "the child %s can be captured up to level %u, the composite up to %u",
+                   "the child %s can be captured up to level %u, but the composite up to %u",
                    scene->child, level, verdict.graph_level);
     }
 }
@@ -116,7 +116,7 @@ static void check_traits(struct scene *scene)
         if (!ask(scene, &verdict, reasons) || scene->altered.hits == 0 || !verdict.supported)
             continue;
         CHECK_THAT(scene->rig.run, !(verdict.traits & traits[n]),
-                   "the child %s lacks the trait %u, and the composite has it", scene->child,
+                   "the child %s lacks the trait %u, but the composite has it", scene->child,
                    traits[n]);
     }
 }

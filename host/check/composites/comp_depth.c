@@ -145,8 +145,8 @@ static void compare(struct rig *rig, char *const alone[RIG_BATCHES],
             rig->verdict.traits = traits & ~(uint32_t)ATTN_TRAIT_DETERMINISTIC;
         const char *difference = rig_difference(rig, b, alone[b], composed[b]);
         if (difference)
-            check_fail(rig->run, "%s over %s, %s batch: %s is not what %s alone gives", name, child,
-                       rig_batch_name(rig, b), difference, child);
+            check_fail(rig->run, "%s over %s, %s batch: %s differs from that of %s alone", name,
+                       child, rig_batch_name(rig, b), difference, child);
         rig->verdict.traits = traits;
     }
 }

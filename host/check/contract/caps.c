@@ -117,9 +117,9 @@ bool caps_look_create(struct caps_visit *visit, const struct caps_problem *p,
         return caps_tell(visit, p, "query refuses, create gives %s %.300s: accepted UNSUPPORTED",
                          host_status_name(status), check_error_text(visit->run));
     if (instance != untouched)
-        return caps_tell(visit, p, "a create that fails sets its output");
+        return caps_tell(visit, p, "create fails, but sets its output");
     if (!check_error_text(visit->run)[0])
-        return caps_tell(visit, p, "a create that fails says nothing");
+        return caps_tell(visit, p, "create fails without a message");
     return true;
 }
 
@@ -270,7 +270,7 @@ void caps_must_refuse(struct check_run *run, struct caps_problem *p,
     struct caps_answer answer;
     set_unknown(p, unknown);
     caps_ask(run->subject, &p->problem, &answer);
-    CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted is a no",
+    CHECK_THAT(run, answer.status == ATTN_OK, "query with %s gives %s %s: accepted a refusal",
                unknown->what, host_status_name(answer.status), host_error_text(&answer.error));
     CHECK_THAT(run, !answer.verdict.supported, "query accepts %s", unknown->what);
     CHECK_THAT(run, !unknown->field || caps_names_field(&answer, unknown->field),
@@ -367,8 +367,7 @@ bool caps_look_promises(struct caps_visit *visit, const struct caps_problem *p,
     if (again.status == ATTN_OK && again.verdict.supported &&
         (again.verdict.traits & promised) == promised)
         return true;
-    return caps_tell(
-        visit, p, "the verdict has a promise that it has no more when required_traits asks for it");
+    return caps_tell(visit, p, "the verdict loses a trait when required_traits asks for it");
 }
 
 /* ---- CAPS-11: ids of layers ------------------------------------------------------------------ */

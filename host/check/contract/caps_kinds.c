@@ -169,8 +169,8 @@ static void refuse_of_kind(struct check_run *run, uint32_t kind, uint32_t family
                            const struct caps_unknown *unknown)
 {
     struct caps_problem p;
-    char refusal[CAPS_TEXT] = "query accepts no such family with a convolution of 4, or it means "
-                              "nothing there";
+    char refusal[CAPS_TEXT] =
+        "query accepts no such family with a convolution of 4, or none has this parameter";
     bool found = caps_find_plain(run->subject, grid_of(run->subject), kind, &p, refusal);
     if (found && kind == ATTN_KIND_LINEAR)
         found = make_family(run, family, unknown, &p);

@@ -181,11 +181,11 @@ bool caps_look_reasons(struct caps_visit *visit, const struct caps_problem *p,
     if (!find_cure(subject, p, remedies, count, chosen, &tried))
         return !tried ||
                caps_tell(visit, p,
-                         "with every named field set to an accepted value query still refuses: %s",
+                         "query refuses even if every named field has an accepted value: %s",
                          reasons);
     for (int32_t n = 0; n < count; n++)
         if (apply_all(p, remedies, count, chosen, n, &changed) && caps_accepts(subject, &changed))
-            return caps_tell(visit, p, "a field that is named need not change, number %d: %s",
+            return caps_tell(visit, p, "the field of reason %d is named, but need not change: %s",
                              n + 1, reasons);
     return true;
 }
@@ -259,7 +259,7 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
                          !known    ? "a reason has a code or field that does not exist"
                          : bad_set ? "a set is not given as the names of its members"
                          : bad_dtype
-                             ? "a data type is not called f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
+                             ? "a data type is not named f32, f16, bf16, fp8_e4m3 or fp8_e5m2"
                              : "`accepted` is not a list of numbers, ranges and words",
                          reason_text);
     }
@@ -298,22 +298,23 @@ static bool check_room(struct caps_visit *visit, const struct caps_problem *p,
     subject->type->query(subject->type, subject->options, subject->services, &p->problem, &verdict,
                          NULL);
     if (verdict.num_reasons != answer->verdict.num_reasons)
-        return caps_tell(visit, p, "with room for %u reasons query counts %u, with room for %d %u",
-                         capacity, verdict.num_reasons, CAPS_MAX_REASONS,
-                         answer->verdict.num_reasons);
+        return caps_tell(
+            visit, p, "query counts %u reasons with room for %u, but %u with room for %d",
+            verdict.num_reasons, capacity, answer->verdict.num_reasons, CAPS_MAX_REASONS);
     for (uint32_t r = 0; r < CAPS_MAX_REASONS; r++) {
         bool written = r < capacity && r < verdict.num_reasons;
         const unsigned char *body = (const unsigned char *)&reasons[r];
         if (reasons[r].reason.struct_size != sizeof reasons[r] ||
             !is_untouched(reasons[r].more, sizeof reasons[r].more) ||
             (!written && !is_untouched(body + 4, sizeof(attn_reason) - 4)))
-            return caps_tell(visit, p,
-                             "with room for %u of %u reasons query writes beyond, at reason %u",
-                             capacity, verdict.num_reasons, r);
-        if (written && !caps_same_reason(&reasons[r].reason, &answer->reasons[r]))
             return caps_tell(
-                visit, p, "with room for %u of %u reasons, of a larger size, reason %u is another",
+                visit, p,
+                "with room for %u of %u reasons, query writes beyond the array, at reason %u",
                 capacity, verdict.num_reasons, r);
+        if (written && !caps_same_reason(&reasons[r].reason, &answer->reasons[r]))
+            return caps_tell(visit, p,
+                             "with room for %u of %u reasons in larger elements, reason %u differs",
+                             capacity, verdict.num_reasons, r);
     }
     return true;
 }
@@ -337,7 +338,7 @@ static bool check_short(struct caps_visit *visit, const struct caps_problem *p,
         is_untouched(body + size, sizeof verdict - size))
         return true;
     return caps_tell(
-        visit, p, "a verdict that ends before graph_level is written beyond its end, or another");
+        visit, p, "a verdict that ends before graph_level differs, or is written beyond its end");
 }
 
 bool caps_look_capacity(struct caps_visit *visit, const struct caps_problem *p,

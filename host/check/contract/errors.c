@@ -372,8 +372,8 @@ static bool errno_is_good(struct check_run *run, const char *slot)
     int number = errno;
     bool good = number > 0 && number < 4096;
     if (!good)
-        check_fail(run, "after %s errno is %d, before: %d; accepted a number of the system's", slot,
-                   number, EDOM);
+        check_fail(run, "after %s errno is %d, before: %d; accepted a number that this system uses",
+                   slot, number, EDOM);
     return good;
 }
 

@@ -142,7 +142,7 @@ static void judge_faults(struct kind_case *k)
     const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};
     const struct relation *relation = k->run->check->relation;
     if (relation->last_fault <= READ_ONLY && k->run->subject->device->type != ATTN_DEVICE_CPU) {
-        check_skip(k->run, "this is about calls on a CPU");
+        check_skip(k->run, "applies only to calls on a CPU");
         return;
     }
     if (kind_make(k))

@@ -350,7 +350,9 @@ static void run_budget(struct check_run *run)
 static void replay_padded(struct gpu_case *g)
 {
     if (g->at.spec.padded == 0) {
-        check_skip(g->run, "batches of equally many queries have no padding here; %s", g->what);
+        check_skip(g->run,
+                   "this batch has no padding, as each sequence has the same number of queries; %s",
+                   g->what);
         return;
     }
     for (int32_t n = 0; n < 3 * (g->at.spec.padded + 1); n++)

@@ -104,8 +104,8 @@ static void run_closure(struct check_run *run)
         if (symbol->st_shndx == SHN_UNDEF && binding(symbol) == STB_GLOBAL && *name &&
             !is_of_sanitizer(name) && !dlsym(handle, name))
             check_fail(run,
-                       "%s is in none of the libraries that it names as needed, but in this "
-                       "process by chance; accepted: all are named (link with -Wl,-z,defs)",
+                       "%s is in none of the libraries that the file lists as needed; accepted: "
+                       "every library is listed (link with -Wl,-z,defs)",
                        name);
     }
     elf_close(&elf);
@@ -121,10 +121,10 @@ static void run_constructors(struct check_run *run)
     case LOAD_WATCH_NOTHING:
         return;
     case LOAD_WATCH_EFFECT:
-        check_fail(run, "on being opened it %s; accepted: no effect", seen);
+        check_fail(run, "when opened, it %s; accepted: no effect", seen);
         return;
     default:
-        check_fail(run, "a process that opens it and nothing else: %s", seen);
+        check_fail(run, "a process that only opens it: %s", seen);
     }
 }
 

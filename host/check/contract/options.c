@@ -32,7 +32,7 @@ static void judge_refusal(struct check_run *run, const struct check_subject *wit
     }
     caps_ask(with, &question.problems[0], &answer);
     CHECK_THAT(run, answer.status == ATTN_OK,
-               "%s: query: %s: accepted a verdict: the value is declared", what,
+               "%s: query: %s: accepted a verdict, as the value is declared", what,
                host_error_text(&answer.error));
     CHECK_THAT(run, caps_names_field(&answer, ATTN_FIELD_OPTION),
                "%s: query refuses every plain problem, and no reason has the field option", what);

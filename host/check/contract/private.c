@@ -238,7 +238,7 @@ static bool has_layout(struct check_run *run, uint32_t index)
 {
     const char *layout = layout_converter_layout(own_type(run->subject), index);
     if (!layout)
-        check_skip(run, "it has no layout of a vendor's own");
+        check_skip(run, "it has no vendor layout");
     else if (!conversions(run->subject))
         check_skip(run, "%s cannot be converted", layout);
     return run->code == CHECK_PASS;
@@ -248,7 +248,7 @@ static void run_extension(struct check_run *run)
 {
     const char *layout = layout_converter_layout(own_type(run->subject), 0);
     if (!layout)
-        check_skip(run, "it has no layout of a vendor's own");
+        check_skip(run, "it has no vendor layout");
     else if (!conversions(run->subject))
         check_warn(run, "the plugin has no extension %s: the suite cannot judge the contents of %s",
                    ATTN_EXTENSION_LAYOUTS, layout);
@@ -421,7 +421,7 @@ static void convert(struct round_trip *trip)
     for (int64_t n = 0; n < num_elements(&to->tensor); n++) {
         size_t size = attn_dtype_size(to->tensor.dtype);
         CHECK_THAT(trip->run, memcmp(element(&to->tensor, n), element(&from->tensor, n), size) == 0,
-                   "%s of %s: element %lld of [%lld, %lld, %lld, %lld] comes back as another one",
+                   "%s of %s: element %lld of [%lld, %lld, %lld, %lld] changes in the round trip",
                    trip->role == ATTN_ROLE_K_CACHE ? "k_cache" : "v_cache", trip->layout,
                    (long long)n, (long long)to->tensor.shape[0], (long long)to->tensor.shape[1],
                    (long long)to->tensor.shape[2], (long long)to->tensor.shape[3]);

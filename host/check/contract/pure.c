@@ -73,8 +73,7 @@ static void watch_forwards(struct rig *rig, struct rig_session *session, int bat
             if (!rig_good(rig, status, "forward"))
                 return;
             CHECK_THAT(rig->run, report.count == 0,
-                       "%s forward makes %llu calls that it may not make, the first is %s() from "
-                       "%s",
+                       "%s forward makes %llu forbidden calls, the first is %s() from %s",
                        rig_a_batch(rig, batch), (unsigned long long)report.count, report.first,
                        object_of(report.caller));
         }
@@ -105,7 +104,7 @@ static void check_inputs(struct rig *rig, struct rig_session *session, int b)
     char *result = rig_run(rig, session->metadata, b);
     const char *what = result ? rig_trespass(rig, b, result) : NULL;
     if (what)
-        check_fail(rig->run, "%s forward: %s was written to where it may not be",
+        check_fail(rig->run, "%s forward: %s was written where a forward must not write",
                    rig_a_batch(rig, b), what);
     free(result);
 }

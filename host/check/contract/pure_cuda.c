@@ -221,7 +221,7 @@ static void check_order(struct gpu_case *g, const struct case_session *session,
     for (int i = 1; i < o->num_streams && !wrong; i++)
         if (o->streams[0].past.pieces[i] < o->streams[i].pieces)
             check_fail(g->run,
-                       "the forward does not let the given stream wait for its work on %s: %s; %s",
+                       "the given stream does not wait for the forward's work on %s: %s; %s",
                        stream_name(o->streams[i].stream), o->streams[i].last_call, g->what);
     free(o);
 }
@@ -274,8 +274,8 @@ static bool context_end(struct watch *w, cuda_context before, const char *slot)
         return false;
     }
     if (depth != 0)
-        check_fail(w->g.run, "%s leaves %d contexts more on the thread's stack than there were; %s",
-                   slot, depth, w->g.what);
+        check_fail(w->g.run, "%s leaves %d more contexts on the thread's stack; %s", slot, depth,
+                   w->g.what);
     return depth == 0;
 }
 
@@ -459,8 +459,8 @@ static void compare(struct watch *w, struct flight *f)
         const char *what = case_output_difference(g->c, f->alone[n], f->behind[n], most);
         if (what)
             check_fail(g->run,
-                       "batch %d of %d that were prepared while the stream stood still: %s is "
-                       "another than that of the batch alone; %s",
+                       "batch %d of %d, planned while the stream was blocked: %s differs from that "
+                       "of the batch alone; %s",
                        n + 1, IN_FLIGHT, what, g->what);
     }
 }

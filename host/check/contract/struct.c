@@ -155,7 +155,7 @@ static void judge_verdict(struct rig *rig, struct rig_session *session, struct s
     CHECK_THAT(rig->run,
                to < sizeof *verdict || (verdict->graph_level == rig->verdict.graph_level &&
                                         verdict->traits == rig->verdict.traits),
-               "attn_verdict of %zu bytes: another graph_level or other traits", to);
+               "attn_verdict of %zu bytes: graph_level or traits differ", to);
 }
 
 /* Ask what has to be refused for several reasons. */
@@ -195,15 +195,15 @@ static void judge_reasons(struct rig *rig, struct rig_session *session, struct s
         !rig_good(rig, ask_wrong(rig, moved, CAPACITY, &got), "query"))
         return;
     CHECK_THAT(rig->run, !expected.supported && expected.num_reasons == got.num_reasons,
-               "%u reasons in elements of %zu bytes, %u in such of %zu", got.num_reasons, to,
-               expected.num_reasons, sizeof plain[0]);
+               "%u reasons in elements of %zu bytes, %u in elements of %zu bytes", got.num_reasons,
+               to, expected.num_reasons, sizeof plain[0]);
     for (uint32_t r = 0; r < got.num_reasons && r < CAPACITY; r++) {
         const attn_reason *reason = attn_at(moved, r);
         CHECK_THAT(rig->run,
                    reason->struct_size == to && reason->code == plain[r].code &&
                        reason->field == plain[r].field && strcmp(reason->got, plain[r].got) == 0,
-                   "reason %u in elements of %zu bytes is code %u, field %u, '%.63s': accepted "
-                   "%u, %u, '%s', as in such of %zu bytes",
+                   "reason %u in elements of %zu bytes is code %u, field %u, '%.63s': accepted %u, "
+                   "%u, '%s', as in elements of %zu bytes",
                    r, to, reason->code, reason->field, reason->got, plain[r].code, plain[r].field,
                    plain[r].got, sizeof plain[0]);
     }
@@ -221,7 +221,7 @@ static void judge_memory_size(struct rig *rig, struct rig_session *session, stru
                    memcmp(size->size, session->memory.size.size, sizeof size->size) == 0 &&
                        memcmp(size->alignment, session->memory.size.alignment,
                               sizeof size->alignment) == 0,
-                   "attn_memory_size of %zu bytes is given other sizes", to);
+                   "attn_memory_size of %zu bytes: other sizes", to);
 }
 
 static void judge_memory(struct rig *rig, struct rig_session *session, struct sized *sized,

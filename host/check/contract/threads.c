@@ -79,7 +79,7 @@ static void run_at_once(struct check_run *run, int count, void (*body)(void *wor
     for (int t = 0; t < started; t++)
         pthread_join(team.members[t].thread, NULL);
     if (started < count)
-        check_fail(run, "the system gives %d threads of %d", started, count);
+        check_fail(run, "the system started only %d of %d threads", started, count);
 }
 
 /* What all of them ask. */
@@ -136,7 +136,7 @@ static void run_query(struct check_run *run)
         check_skip(run, "query accepts no plain softmax problem on this device: %s", why);
     if (atomic_load(&crowd->wrong))
         check_fail(run,
-                   "of %d threads that query at once one gets another answer than alone "
+                   "of %d threads that call query at once, one gets another answer than alone "
                    "(question %d)",
                    NUM_THREADS, atomic_load(&crowd->wrong) - 1);
     free(crowd);
@@ -149,7 +149,7 @@ static void run_describe(struct check_run *run)
     crowd->subject = run->subject;
     run_at_once(run, NUM_THREADS, describe_often, crowd);
     if (atomic_load(&crowd->wrong))
-        check_fail(run, "of %d threads that call describe(%d) at once one gets another table",
+        check_fail(run, "of %d threads that call describe(%d) at once, one gets another table",
                    NUM_THREADS, atomic_load(&crowd->wrong) - 1);
     free(crowd);
 }
@@ -178,8 +178,8 @@ static void run_lane(void *lanes, int n)
             result ? rig_difference(&lane->rig, batch, lane->expected[batch], result) : NULL;
         if (what)
             check_fail(&lane->run,
-                       "two instances in two threads: %s of the %s batch differs from "
-                       "what it is alone",
+                       "two instances in two threads: %s of the %s batch differs from that of a "
+                       "single instance",
                        what, rig_batch_name(&lane->rig, batch));
         free(result);
     }

@@ -217,9 +217,9 @@ static void refuse_at(const struct line *line, int64_t value)
         return;
     attn_status status = create(&at);
     if (status != ATTN_INVALID_ARGUMENT && !refusal_gives(run->subject, status, ATTN_UNSUPPORTED))
-        check_fail(run, "query refuses %s %lld, next to what it accepts; create gives %s %s",
-                   line->axis->name, (long long)value, host_status_name(status),
-                   check_error_text(run));
+        check_fail(
+            run, "query refuses %s %lld, just outside its accepted range; create gives %s %s",
+            line->axis->name, (long long)value, host_status_name(status), check_error_text(run));
 }
 
 static void judge_line(struct line *line, bool beyond)

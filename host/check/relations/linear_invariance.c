@@ -117,8 +117,9 @@ static void judge_cuts(struct kind_case *k)
         whole = kind_keep(k);
     for (int n = 0; whole && n < 3; n++)
         if (!linear_reset(k) || !run_parts(k, splits[n]) || !linear_judge_parts(k) ||
-            !kind_left(k, whole,
-                       "cut into parts a sequence has other bits than in a batch with others"))
+            !kind_left(
+                k, whole,
+                "a sequence cut into parts has other bits than in a batch with other sequences"))
             break;
     free(whole);
 }
@@ -191,7 +192,7 @@ static void judge_handed(struct kind_case *k, struct case_session *other, bool s
             alone = kind_keep(k);
         else if (alone && memcmp(alone, k->c->actual, k->c->bytes) != 0)
             kind_report(k, ATTN_OK,
-                        "a state handed to another instance, or by it, gives other bits");
+                        "a state that another instance reads, or has written, gives other bits");
     }
     free(alone);
 }

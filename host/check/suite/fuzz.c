@@ -116,7 +116,7 @@ static void write_down(struct fuzz *fuzz, const struct suite_case *what, const c
     if (file)
         replay_write(fuzz->params, id, what->seed, what->without, what->device, file);
     if (!file || output_close(&output, true) != 0)
-        fprintf(fuzz->out, "  cannot be written down: %s: %s\n", path, may ? strerror(errno) : why);
+        fprintf(fuzz->out, "  cannot be written: %s: %s\n", path, may ? strerror(errno) : why);
     else
         fprintf(fuzz->out, "  attnhost check --replay %s\n", path);
 }

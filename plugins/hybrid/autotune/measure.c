@@ -332,7 +332,7 @@ static void tell_why_not(const struct walk *walk)
     for (uint32_t g = 0; g < walk->own->num_groups; g++) {
         const char *why = tune_why_not(&walk->own->groups[g]);
         if (why)
-            tune_log(walk->instance, ATTN_LOG_INFO, "layers %s are %s's: %s",
+            tune_log(walk->instance, ATTN_LOG_INFO, "layers %s go to %s: %s",
                      walk->own->groups[g].layers, name_of(walk, tune_first_left(walk->own)), why);
     }
 }

@@ -229,9 +229,10 @@ attn_status fanout_metadata_size(const fanout *children, uint32_t c, uint32_t ki
     if (!child->ops) {
         char modes[96];
         attn_util_set_text(ATTN_FIELD_MODES, bounds->modes, modes, sizeof modes);
-        return attn_util_fail_field(error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
-                                    "modes %s: child %s was not made: no mode or layer is its own",
-                                    modes, child->name);
+        return attn_util_fail_field(
+            error, ATTN_UNSUPPORTED, ATTN_FIELD_MODES,
+            "modes %s: child %s was not created, as no mode or layer is routed to it", modes,
+            child->name);
     }
     return name_failure(
         child, child->ops->metadata_size(child->instance, kind, bounds, size, error), error);
@@ -343,9 +344,11 @@ attn_status fanout_check_planned(uint32_t mode, int decode, attn_error *error)
 {
     if (mode != ATTN_MODE_COUNT && (mode == ATTN_MODE_DECODE) == decode)
         return ATTN_OK;
-    return attn_util_fail(error, ATTN_BAD_STATE,
-                          decode ? "forward_decode: no DECODE batch is planned"
-                                 : "forward_extend: no batch of such a mode is planned");
+    return attn_util_fail(
+        error, ATTN_BAD_STATE,
+        decode
+            ? "forward_decode: no DECODE batch is planned"
+            : "forward_extend: no EXTEND, MIXED, TARGET_VERIFY or DRAFT_EXTEND batch is planned");
 }
 
 const int32_t *fanout_readable(const fanout *children, const attn_i32_array *array)

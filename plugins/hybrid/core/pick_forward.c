@@ -312,7 +312,7 @@ static attn_status find_layer(const attn_metadata *metadata, int32_t layer_id,
     *layer = fanout_find_layer(&metadata->instance->layers, layer_id);
     return *layer ? ATTN_OK
                   : attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                         "layer %d: accepted those of create", layer_id);
+                                         "layer %d: accepted the layers given to create", layer_id);
 }
 
 static attn_status forward_child(attn_metadata *metadata, uint32_t half, int decode,
@@ -321,10 +321,10 @@ static attn_status forward_child(attn_metadata *metadata, uint32_t half, int dec
 {
     uint32_t c = metadata->choice[layer->child][half];
     if (c == NO_CHILD)
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                    "layer %d: accepted one that batches of this mode and size "
-                                    "are routed to",
-                                    layer->layer_id);
+        return attn_util_fail_field(
+            error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+            "layer %d: accepted layers to which batches of this mode and size are routed",
+            layer->layer_id);
     return fanout_forward(&metadata->instance->children, c, metadata->child[half][c], decode,
                           layer->layer_id, args, stream, error);
 }

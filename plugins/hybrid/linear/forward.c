@@ -138,13 +138,13 @@ static attn_status forward(attn_metadata *metadata, int decode, int32_t layer_id
     const fanout_layer *layer = fanout_find_layer(&instance->layers, layer_id);
     if (!layer)
         return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                    "layer %d: accepted the %u layers of create", layer_id,
+                                    "layer %d: accepted the %u layers given to create", layer_id,
                                     instance->layers.count);
     if (!metadata->is_for[layer->child])
-        return attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
-                                    "layer %d: accepted one that batches of this mode and size "
-                                    "are routed to",
-                                    layer_id);
+        return attn_util_fail_field(
+            error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_LAYER_ID,
+            "layer %d: accepted layers to which batches of this mode and size are routed",
+            layer_id);
     return fanout_forward(&instance->children, layer->child, metadata->child[layer->child], decode,
                           layer_id, args, stream, error);
 }

@@ -640,7 +640,7 @@ TEST_OF(judge, repetitions_begin_anew)
     ck_assert_msg(verdict.good, "%s", verdict.text);
     verdict = judge(&spec, WRITES_PAGE_LATE, 3);
     ck_assert_msg(strstr(verdict.text, "INVAR-02: repetition 3 of 3: v_cache: 1 bytes differ from "
-                                       "what the first run left"),
+                                       "the bytes after the first run"),
                   "%s", verdict.text);
 }
 

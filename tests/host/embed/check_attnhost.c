@@ -193,7 +193,7 @@ TEST_OF(attnhost, devices_of_others)
                          ATTN_DEPENDENCY_MISSING);
         ck_assert_ptr_null(backend);
         snprintf(sentence, sizeof sentence, "device: %s (type %d) %s", types[n].name, types[n].type,
-                 attn_device_is_memory(types[n].type) ? "is memory and no device"
+                 attn_device_is_memory(types[n].type) ? "is memory, not a device"
                                                       : "cannot be driven by this host");
         assert_says(sentence);
         assert_says("accepted: cpu (1), cuda (2)");
@@ -209,15 +209,17 @@ TEST_OF(attnhost, one_phase_alone)
     attnhost_backend *backend = compose("fixture_two");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_INVALID_ARGUMENT);
-    assert_says("batch.seq_lens.host is absent; accepted: given, for this backend plans with it");
+    assert_says(
+        "batch.seq_lens.host is absent; accepted: a host array, as this backend plans with it");
     batch.seq_lens.host = lens;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
                      ATTN_INVALID_ARGUMENT);
-    assert_says("batch.q_indptr.host is absent; accepted: given, for this backend plans with it");
+    assert_says(
+        "batch.q_indptr.host is absent; accepted: a host array, as this backend plans with it");
     batch.q_indptr.host = indptr;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     ck_assert_int_eq(forward(metadata, 1), ATTN_UNSUPPORTED);
-    assert_says("fixture_two: layer 1: batch.mode is 0, and the backend serves only DECODE");
+    assert_says("fixture_two: layer 1: batch.mode is 0; the backend serves only DECODE");
     make_batch(ATTN_MODE_DECODE);
     batch.seq_lens.host = lens;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
@@ -314,7 +316,7 @@ TEST_OF(attnhost, merge)
     lse.shape[1] = 2;
     ck_assert_int_eq(attnhost_merge_states(&out_a, &lse_a, &out_b, &lse_b, &out, &lse, &error.base),
                      ATTN_INVALID_ARGUMENT);
-    assert_says("merge: lse is of another shape");
+    assert_says("merge: lse does not have the shape");
 }
 
 GROUP(attnhost, .set_up = setup, .tear_down = teardown);

@@ -140,16 +140,15 @@ TEST_OF(checks, bad_state_groups)
     for (int g = 0; g < 2; g++)
         states[g] = (attn_state_batch){.struct_size = sizeof states[g], .slot = {slots, slots}};
 #define STATES(count) (batch.num_state_groups = (count), batch.state_groups = states)
-    ASSERT_BAD_BATCH("batch.state_groups has 0 elements; accepted: one for each state group, and a "
-                     "layer uses group 1",
+    ASSERT_BAD_BATCH("batch.state_groups has 0 elements; accepted: one for each state group (a "
+                     "layer uses group 1)",
                      (void)batch);
     ASSERT_BAD_BATCH("batch.state_groups has 1 elements", STATES(1));
     make_batch(ATTN_MODE_EXTEND);
     STATES(2);
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     states[1].slot.host = twice;
-    ASSERT_BAD_BATCH("batch.state_groups[1].slot[2] is 4, which is written for sequence 0 too",
-                     STATES(2));
+    ASSERT_BAD_BATCH("batch.state_groups[1].slot[2] is 4, which sequence 0 writes, too", STATES(2));
     states[1].slot = (attn_i32_array){slots, NULL};
     ASSERT_BAD_BATCH("batch.state_groups[1].slot.device is absent", STATES(2));
 #undef STATES
@@ -253,25 +252,25 @@ TEST_OF(checks, bad_slots)
     GOOD(.slot = {twice, NULL}, .dst_slot = {apart, NULL}, .has_initial = {fresh, NULL});
     GOOD(.slot = {twice, NULL}, .dst_slot = {NULL, apart});
     GOOD(.slot = {apart, NULL}, .snapshots = {snapshots, NULL});
-    ASSERT_BAD_BATCH("batch.state_groups[0].slot[2] is 4, which is written for sequence 0 too",
+    ASSERT_BAD_BATCH("batch.state_groups[0].slot[2] is 4, which sequence 0 writes, too",
                      STATE(.slot = {twice, NULL}));
     ASSERT_BAD_BATCH("batch.state_groups[0].slot[1] is -7; accepted: 0 or more",
                      STATE(.slot = {negative, NULL}));
     ASSERT_BAD_BATCH(
-        "batch.state_groups[0].slot[0] is 4, which is written for sequence 1; accepted: a slot "
+        "batch.state_groups[0].slot[0] is 4, which sequence 1 writes; accepted: a slot "
         "that no other sequence writes",
         STATE(.slot = {apart, NULL}, .dst_slot = {swapped, NULL}));
-    ASSERT_BAD_BATCH("batch.state_groups[0].dst_slot[2] is 4, which is written for sequence 0 too",
+    ASSERT_BAD_BATCH("batch.state_groups[0].dst_slot[2] is 4, which sequence 0 writes, too",
                      STATE(.slot = {apart, NULL}, .dst_slot = {twice, NULL}));
-    ASSERT_BAD_BATCH("batch.state_groups[0].snapshots[3] is 4, which is written for sequence 0 too",
+    ASSERT_BAD_BATCH("batch.state_groups[0].snapshots[3] is 4, which sequence 0 writes, too",
                      STATE(.slot = {apart, NULL}, .snapshots = {clash, NULL}));
     ASSERT_BAD_BATCH("batch.state_groups[0].snapshots[1] is -7; accepted: 0 or more",
                      STATE(.slot = {apart, NULL}, .snapshots = {below, NULL}));
     GOOD(.slot = {apart, NULL}, .dst_slot = {elsewhere, NULL}, .snapshots = {own, NULL},
          .has_initial = {fresh, NULL}); /* which is not read */
     ASSERT_BAD_BATCH(
-        "batch.state_groups[0].slot[0] is 4, which gets a snapshot of the same sequence; accepted: "
-        "a slot that no snapshot is left in",
+        "batch.state_groups[0].slot[0] is 4, which receives a snapshot of the same sequence; "
+        "accepted: a slot that receives no snapshot",
         STATE(.slot = {apart, NULL}, .dst_slot = {elsewhere, NULL}, .snapshots = {own, NULL}));
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
@@ -467,9 +466,9 @@ TEST_OF(checks, prefix_levels_are_nested)
         ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
                          n == 0 ? ATTN_OK : ATTN_INVALID_ARGUMENT);
         if (n > 0)
-            assert_says(n == 1 ? "shared_prefix[1] has sequences 1..2 with 12 keys in common; "
-                                 "accepted: runs within those of level 0, 0..1, with 8"
-                               : "shared_prefix[1] has sequences 1..1 with 4 keys in common");
+            assert_says(n == 1 ? "shared_prefix[1]: sequences 1..2 share 12 keys; accepted: a run "
+                                 "within that of level 0, sequences 0..1, and at least its 8"
+                               : "shared_prefix[1]: sequences 1..1 share 4 keys");
     }
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
@@ -489,7 +488,8 @@ TEST_OF(checks, a_graph_has_the_levels_of_its_bounds)
     batch.num_prefix_levels = 1;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
                      ATTN_INVALID_ARGUMENT);
-    assert_says("1 prefix levels, level 0 of 1 runs; accepted in a graph: 1 of 8, as the bounds");
+    assert_says("1 prefix levels, and level 0 has 1 runs; accepted in a graph: 1 levels of 8 runs, "
+                "as in the bounds");
     level.num_groups = 8;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base), ATTN_OK);
     attnhost_metadata_destroy(metadata);

@@ -68,7 +68,7 @@ TEST_OF(cpu, refused)
     }
     c.num_parts = 2;
     c.lses[1].shape[1]++;
-    merge_case_refused(&scene, &c, "merge: lses[1] is of another shape than [tokens, heads]");
+    merge_case_refused(&scene, &c, "merge: lses[1] does not have the shape [tokens, heads]");
     c.lses[1].shape[1]--;
     c.lses[0].dtype = ATTN_BF16;
     merge_case_refused(&scene, &c, "merge: lses[0] is not fp32");

@@ -140,9 +140,9 @@ TEST_OF(paged, wrong_steps)
     starts[2] = 1;
     refused("step.query_start_loc[2] is 1 after 2");
     totals[2] = 2;
-    refused("step.seq_lens[2] is 2; accepted: its 3 queries or more");
+    refused("step.seq_lens[2] is 2; accepted: 3, the number of its queries, or more");
     step.num_actual_tokens = 4;
-    refused("step.num_actual_tokens is 4; accepted: the 5 of query_start_loc, or more");
+    refused("step.num_actual_tokens is 4; accepted: 5, as in query_start_loc, or more");
     step.seq_lens.device = NULL;
     refused("step.seq_lens is absent");
     step.query_start_loc.device = NULL;

@@ -482,7 +482,7 @@ TEST_OF(refused, unknown_architectures)
     hf_refused("{\"architectures\": [\"LLaMAForCausalLM\"]}", "did you mean LlamaForCausalLM?",
                NULL);
     hf_refused("{\"architectures\": [\"T5ForConditionalGeneration\"]}",
-               "T5ForConditionalGeneration cannot be described", "bias of the distance", NULL);
+               "T5ForConditionalGeneration cannot be described", "learned distance bias", NULL);
     hf_refused("{\"architectures\": [\"MambaForCausalLM\"]}", "recurrence", NULL);
     hf_refused("{\"architectures\": [\"Gemma4AssistantForCausalLM\"]}", "another model's caches",
                NULL);
@@ -567,9 +567,9 @@ TEST_OF(hugging_face, schemes_of_the_cache)
         const char *config, *said;
     } rows[] = {
         {"{\"kv_cache_scheme\": {\"num_bits\": 8}}",
-         "quantization_config.kv_cache_scheme is not followed"},
+         "quantization_config.kv_cache_scheme is ignored"},
         {"{\"kv_cache_quant_algo\": \"FP8\"}",
-         "quantization_config.kv_cache_quant_algo is not followed"},
+         "quantization_config.kv_cache_quant_algo is ignored"},
         {"{\"kv_cache_scheme\": null}", ""},
         {"{\"bits\": 4}", ""},
     };

@@ -109,8 +109,8 @@ TEST_OF(pretended, older_ones_are_refused_with_a_sentence)
     ck_assert_int_eq(attnhost_load_plugin(host, fixture("example_rows"), &error.base),
                      ATTN_INCOMPATIBLE_VERSION);
     const char *said = host_error_text(&error);
-    ck_assert_msg(strstr(said, "example_rows.so: speaks no ABI major of this host; accepted: 1..2; "
-                               "it says: ABI major 1..2: accepted 0"),
+    ck_assert_msg(strstr(said, "example_rows.so: supports no ABI major of this host; accepted: "
+                               "1..2; its message: ABI major 1..2: accepted 0"),
                   "%s", said);
     /* Its entry does not ask which majors the host speaks. */
     ck_assert_int_eq(attnhost_load_plugin(host, fixture("fixture_describe_fails"), &error.base),

@@ -321,7 +321,7 @@ TEST_OF(loader, folders_above)
     ck_assert_int_eq(rename(copy_fixture("fixture_good", "good.so"), copy), 0);
     ck_assert_int_eq(chmod(folder, 0777), 0);
     assert_refused(copy, ATTN_INVALID_ARGUMENT,
-                   "the folder, which the plugin lies below, is writable by others (mode 0777)");
+                   "this folder above the plugin is writable by others (mode 0777)");
     ck_assert_int_eq(chmod(folder, 01777), 0);
     struct loader_plugin *plugin;
     ck_assert_int_eq(loader_open(copy, NULL, &plugin, NULL), ATTN_OK);

@@ -413,7 +413,7 @@ static void wrong_of_case(struct golden_sparse *g, int32_t page_size)
     assert_wrong(g, REFERENCE_CHOICE_COUNT, "keys are chosen; accepted: ");
     *row.count = count;
     row.indices[count - 1] = (int32_t)slot_of(g, g->kv_len - 1) + 100000;
-    assert_wrong(g, REFERENCE_CHOICE_NO_KEY, "none of the sequence's keys");
+    assert_wrong(g, REFERENCE_CHOICE_NO_KEY, "but is not a key of the sequence");
     if (count > 1) {
         row.indices[count - 1] = row.indices[0];
         assert_wrong(g, REFERENCE_CHOICE_TWICE, "is chosen twice");
@@ -421,7 +421,7 @@ static void wrong_of_case(struct golden_sparse *g, int32_t page_size)
     if (count == top_k && g->kv_len > top_k) { /* the worst for any other: by logits alone, too */
         row.indices[count - 1] = last;
         row.indices[0] = left_out(g, &row); /* the largest one's place: they are in reverse */
-        assert_wrong(g, REFERENCE_CHOICE_WORSE, "is not; they may be off by");
+        assert_wrong(g, REFERENCE_CHOICE_WORSE, "is not; accepted error:");
     }
     row.indices[count - 1] = last;
     fixture_finish(&g->f);
@@ -445,7 +445,7 @@ TEST_OF(sparse, other_wrongs)
     struct last_row row = last_row(g);
     int32_t *first = g->f.tensors[ATTN_ROLE_SPARSE_INDICES].data, kept = first[0];
     first[0] = (int32_t)slot_of(g, g->kv_len - 1);
-    assert_wrong(g, REFERENCE_CHOICE_UNSEEN, "which the query does not see");
+    assert_wrong(g, REFERENCE_CHOICE_UNSEEN, "but the query does not see it");
     first[0] = kept;
     --*row.count;
     assert_wrong(g, REFERENCE_CHOICE_COUNT, "keys are chosen");
@@ -517,9 +517,9 @@ TEST_OF(sparse, refusals)
     int32_t *indices = g->f.tensors[ATTN_ROLE_SPARSE_INDICES].data;
     indices[1] = indices[0] = (int32_t)slot_of(g, 0);
     ((int32_t *)g->f.tensors[ATTN_ROLE_SPARSE_COUNT].data)[0] = 2;
-    fixture_refuse(&g->f, ATTN_INVALID_ARGUMENT, "is named a second time");
+    fixture_refuse(&g->f, ATTN_INVALID_ARGUMENT, "is given twice");
     indices[1] = 1;
-    fixture_refuse(&g->f, ATTN_INVALID_ARGUMENT, "is no key of its sequence");
+    fixture_refuse(&g->f, ATTN_INVALID_ARGUMENT, "is not a key of its sequence");
     g->sparse.block_size = 8;
     fixture_refuse(&g->f, ATTN_UNSUPPORTED, "block_size 8");
     fixture_finish(&g->f);

@@ -803,14 +803,14 @@ LOOP_OF(drafts, a_draft_that_sees_its_siblings_fails, 0, 4)
     all_rows_are_checked(r);
     if (wrong && tree) {
         ck_assert_int_gt(r->verify.rows_failed, r->drafts.drafted / 4);
-        ck_assert_ptr_nonnull(strstr(r->verify.first_failure, ", turned-down draft "));
+        ck_assert_ptr_nonnull(strstr(r->verify.first_failure, ", rejected draft "));
     }
     finish(&run);
 }
 
 /* What is generated and its digest are not those of the drafts that were turned down, nor is the
  * sample of other rows. */
-TEST_OF(drafts, drafts_that_are_turned_down_are_in_no_digest)
+TEST_OF(drafts, rejected_drafts_are_in_no_digest)
 {
     static const char *const rates[] = {"0", "1"};
     struct run runs[2];
@@ -981,7 +981,7 @@ static const struct {
     {{"model.attn_type=encoder_only", "workload.chunked_prefill_size=0",
       "speculative.draft_tokens=4"},
      EXIT_USAGE,
-     "encoder_only layers, which no draft is verified in"},
+     "encoder_only layers, which cannot verify drafts"},
     {{"model.layer_types=full cross", "kv_cache.max_encoder_tokens=4095"},
      EXIT_USAGE,
      "4095 tokens: accepted 4096.."},

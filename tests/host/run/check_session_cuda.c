@@ -314,7 +314,7 @@ TEST_OF(runs, digest_does_not_depend_on_the_schedule)
 }
 
 /* Rows that are checked with verify.rate 1: those of the prompts and those that decode computed in
- * each layer, turned-down drafts among them, and those of the draft model's one. */
+ * each layer, rejected drafts among them, and those of the draft model's one. */
 static int64_t count_drafted_rows(const struct report *r)
 {
     int64_t prompts = r->tokens.prefill - r->tokens.recomputed;
@@ -373,7 +373,7 @@ static void attend_blindly(const struct fake_cuda_launch *launch)
 
 /* Where every draft is turned down nothing that stays shows what they see: their own rows come back
  * and are judged, of eager steps, of graphs, and of steps in flight. */
-LOOP_OF(runs, turned_down_drafts_are_judged, 0, 3)
+LOOP_OF(runs, rejected_drafts_are_judged, 0, 3)
 {
     static const char *const ways[][SETTINGS] = {
         {TREES, "speculative.acceptance=0", "cuda_graph.enable=no"},
@@ -605,9 +605,9 @@ LOOP_OF(runs, routes_are_captured_by_their_bounds, 0, 2)
     ck_assert_int_gt(rows_of(&routed.report, "one"), 0);
     ck_assert_int_gt(rows_of(&routed.report, "two"), 0);
     ck_assert_int_eq(rows_of(&routed.report, "short") > 0, _i);
-    const char *vain = strstr(routed.notes, "graphs: none takes the row 'phase=decode kv=0-30' (");
+    const char *vain = strstr(routed.notes, "graphs: the row 'phase=decode kv=0-30' (");
     ck_assert_msg((vain == NULL) == (_i == 1), "%s", routed.notes);
-    ck_assert_ptr_null(vain ? strstr(vain + 1, "graphs: none takes") : NULL);
+    ck_assert_ptr_null(vain ? strstr(vain + 1, "graphs: the row") : NULL);
     end_both(&plain, &routed);
 }
 

@@ -297,7 +297,7 @@ LOOP_OF(drafts, a_falsified_draft_fails, 0, 2 * NUM_MODELS)
     struct run run;
     begin_drafted(&run, _i % NUM_MODELS, 1, _i >= NUM_MODELS);
     set(&run, "workload.max_requests=2");
-    go_wrong(&run, falsify_last_draft, &done, ", turned-down draft 4, layer ");
+    go_wrong(&run, falsify_last_draft, &done, ", rejected draft 4, layer ");
     ck_assert_int_eq(done, 1);
     ck_assert_int_eq(run.report.verify.rows_failed, 1);
     finish(&run);

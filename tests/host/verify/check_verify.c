@@ -812,8 +812,7 @@ static void fails_in_tree(int s, int32_t t)
     int length = snprintf(place, sizeof place, "request %lld, position %lld",
                           (long long)sequences[s].request, (long long)stands_at(&sequences[s], t));
     if (is_draft(&sequences[s], t))
-        length +=
-            snprintf(place + length, sizeof place - (size_t)length, ", turned-down draft %d", t);
+        length += snprintf(place + length, sizeof place - (size_t)length, ", rejected draft %d", t);
     snprintf(place + length, sizeof place - (size_t)length, ", layer 0, head ");
     ck_assert_msg(result.rows_failed == 1, "%lld rows for %s", (long long)result.rows_failed,
                   place);
@@ -891,7 +890,7 @@ TEST_OF(drafts, some_rows_of_a_verification)
     params.concurrent = false;
     ck_assert_int_eq(result.rows_failed, 1);
     ck_assert_ptr_nonnull(strstr(result.first_failure,
-                                 "request 0, position 41, turned-down draft 5, layer 0, head 1, "));
+                                 "request 0, position 41, rejected draft 5, layer 0, head 1, "));
     tear_down_model();
 }
 

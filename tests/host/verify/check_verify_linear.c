@@ -565,7 +565,7 @@ static void sample_one(int32_t row)
 
 /* Drafts that are turned down are replayed from the last row that stays, which what comes after
  * goes on from, too: each row once. */
-LOOP_OF(drafts, drafts_that_are_turned_down, 0, RUN_MODELS)
+LOOP_OF(drafts, rejected_drafts, 0, RUN_MODELS)
 {
     set_up(_i, 2);
     struct linear_verifier *verifier = create();
@@ -606,14 +606,14 @@ LOOP_OF(drafts, wrong_drafts, 0, RUN_MODELS)
     struct verify_result result = check_by(verifier, 0, ATTN_BF16);
     ck_assert_int_eq(result.rows_failed, 2 * 4);
     ck_assert_ptr_nonnull(
-        strstr(result.first_failure, "request 0, position 42, turned-down draft 2, layer 0, "));
+        strstr(result.first_failure, "request 0, position 42, rejected draft 2, layer 0, "));
     set_verification(0, 40, 6, 2);
     for (int32_t d = 0; d < run.group->linear->head_v_dim; d++)
         numbers[1][43][0][d] = 2 * numbers[1][43][0][d] + 1;
     result = check_by(verifier, 0, ATTN_BF16);
     ck_assert_int_eq(result.rows_failed, 1);
     ck_assert_ptr_nonnull(
-        strstr(result.first_failure, "request 1, position 43, turned-down draft 3, layer 0, "));
+        strstr(result.first_failure, "request 1, position 43, rejected draft 3, layer 0, "));
     set_verification(0, 40, 6, 2);
     run.accepted = 4; /* draft 4 follows tokens that are generated */
     compute_all(0);
