@@ -96,7 +96,7 @@ INLINE double power_of_two(int exponent)
     return value;
 }
 
-/* Exponent of a magnitude; that of a double's subnormals is below every format's anyway. */
+/* Exponent of a magnitude; a double's subnormals lie below the range of every format. */
 INLINE int exponent_of(double magnitude)
 {
     uint64_t bits;
@@ -129,8 +129,8 @@ static __attribute__((noinline)) uint16_t encode_rare_bf16(double value)
     return encode(&bf16, value);
 }
 
-/* encode() of bf16, by far the most frequent, in half the time: fields as a double has them, the
- * exponent's by another bias. */
+/* encode() of bf16, by far the most frequent type, in half the time: works on the bit fields of the
+ * double, whose exponent has another bias. */
 INLINE uint16_t encode_bf16(double value)
 {
     enum { DROPPED = 52 - 7, LEAST = 1023 - 126, BEYOND = 1023 + 127 };
@@ -152,7 +152,7 @@ INLINE double decode(const struct format *format, uint16_t bits)
         value = infinite ? (double)INFINITY : (double)NAN;
     } else if (magnitude >> format->mantissa == 0) {
         value = magnitude * power_of_two(format->min_exponent - format->mantissa);
-    } else { /* fields as a double has them, the exponent's by another bias */
+    } else { /* the double's bit fields, with another bias of the exponent */
         uint64_t wide = ((uint64_t)magnitude << (52 - format->mantissa)) +
                         ((uint64_t)(1022 + format->min_exponent) << 52);
         memcpy(&value, &wide, sizeof value);
@@ -250,8 +250,8 @@ double dtype_e5m2_value(uint8_t bits)
 
 /* ---- Elements -------------------------------------------------------------------------------- */
 
-/* decode() of a format of one byte in a fraction of the time: fields as a double has them, the exponent's by another
- * bias, which a multiplication mends. */
+/* decode() of a one-byte format in a fraction of the time: copies the bit fields into those of a
+ * double; a multiplication corrects the exponent's bias. */
 INLINE double load_code(const struct format *format, uint8_t bits)
 {
     const uint64_t magnitude = bits & 0x7fu;
@@ -263,7 +263,8 @@ INLINE double load_code(const struct format *format, uint8_t bits)
     return value * power_of_two(1022 + format->min_exponent);
 }
 
-/* The statement for i in [0, count), compiled once for each type: what depends on it alone is settled then. */
+/* The statement for i in [0, count), compiled once for each type, so that tests of the type cost
+ * nothing. */
 #define LOOP_OF(dtype, statement)                                                                  \
     case dtype: {                                                                                  \
         enum { TYPE = dtype };                                                                     \
@@ -387,8 +388,8 @@ INLINE void quantise(attn_dtype dtype, void *base, int64_t index, float x, float
     float quotient = x / scale;
     double largest = decode(format_of(dtype), format_of(dtype)->largest);
     double value = (double)quotient;
-    /* Compared so that NaN, which is neither, is left alone. Saturating before the rounding is
-     * saturating after it: what rounds beyond the largest value is itself beyond it. */
+    /* Both comparisons are false for NaN, which stays. Saturation before rounding gives the same
+     * result as after it: a value that rounds beyond the largest one lies beyond it. */
     if (value > largest)
         value = largest;
     else if (value < -largest)

@@ -77,11 +77,11 @@ void dtype_from_float(attn_dtype dtype, const float *from, int64_t count, void *
  * without saturation, as dtype_store() does. */
 void dtype_quantise(attn_dtype dtype, void *base, int64_t index, float x, float scale);
 
-/* What a reader makes of the stored element: stored * scale, exactly; for a type that is not fp8
- * the element itself. */
+/* The value of a stored element: stored * scale, exactly; types other than fp8 have no scale. */
 double dtype_dequantise(attn_dtype dtype, const void *base, int64_t index, float scale);
 
-/* Both of `count` neighbours, and one after the other: x becomes what a reader makes of it once it is stored. */
+/* Both for `count` neighbours, and a round trip: x becomes the value that is read back after it is
+ * stored. */
 void dtype_quantise_all(attn_dtype dtype, const float *from, int64_t count, float scale, void *to);
 void dtype_dequantise_all(attn_dtype dtype, const void *from, int64_t count, float scale,
                           double *to);

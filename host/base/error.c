@@ -53,8 +53,8 @@ attn_status host_fail(attn_error *error, attn_status code, const char *format, .
     return code;
 }
 
-/* Move the message `shift` bytes to the right, as much of it as has room there. In place: an error
- * may well be about memory. A callee may have left a buffer without a NUL. */
+/* Move the message `shift` bytes to the right and cut its end if it has no room. In place, as the
+ * error may be that memory ran out. A callee may have left the buffer without a NUL. */
 static void move_message(attn_error *error, size_t shift)
 {
     size_t room = error->capacity - 1 - shift;

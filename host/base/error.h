@@ -22,13 +22,13 @@ void host_error_init(host_error *error);
 /* The message, never NULL: "" when nothing was written. */
 const char *host_error_text(const host_error *error);
 
-/* Write `code` and the formatted message into *error (which may be NULL) and return `code`. What is
- * too long is cut before a character that has no room; control characters become '?'. */
+/* Write `code` and the formatted message into *error (which may be NULL) and return `code`. A long
+ * message is cut at a character boundary; control characters become '?'. */
 attn_status host_fail(attn_error *error, attn_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Put "prefix: " before the message that is already there, whose end is cut where there is no room
- * for both; returns error's code, INTERNAL without an error. The arguments are not the message. */
+/* Prepend "prefix: " to the message, whose end is cut if there is no room for both; returns the
+ * error's code, INTERNAL without an error. The arguments must not point into the message. */
 attn_status host_fail_prefix(attn_error *error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 

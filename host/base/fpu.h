@@ -14,7 +14,7 @@
 /* The flags of MXCSR that any arithmetic raises. */
 #define FPU_MXCSR_FLAGS UINT32_C(0x3f)
 
-/* As a thread begins: all exceptions masked, to nearest, denormals as they are. */
+/* Initial state of a thread: all exceptions masked, rounding to nearest, denormals kept. */
 #define FPU_DEFAULT (UINT64_C(0x37f) << 32 | UINT64_C(0x1f80))
 
 static inline uint64_t fpu_control(void)
@@ -35,7 +35,8 @@ static inline void fpu_set_control(uint64_t control)
     __asm__ volatile("fnclex\n\tfldcw %0" : : "m"(x87) : "memory");
 }
 
-/* Accesses that are not aligned fault on this thread while flag AC is set. Clears it; was it set? */
+/* Accesses that are not aligned fault on this thread while flag AC is set. Clears the flag and
+ * returns whether it was set. */
 static inline bool fpu_clear_alignment_check(void)
 {
     const uint64_t alignment_check = UINT64_C(1) << 18;
@@ -86,9 +87,9 @@ static inline bool fpu_clear_alignment_check(void)
 #endif
 
 /* Does arithmetic round to nearest and keep denormals, as a thread's does when it begins? A guess
- * from three sums, which takes a nanosecond where reading the control word takes 15: the first is
- * another one when rounding is upward, the second when it is downward or toward zero, the third
- * when denormals are taken or given as zeros. */
+ * from three sums, which takes a nanosecond where reading the control word takes 15: the first
+ * differs if rounding is upward, the second if it is downward or toward zero, the third if
+ * denormals are flushed to zero. */
 static inline bool fpu_sums_as_default(void)
 {
 #if defined(__x86_64__) || defined(__aarch64__)
@@ -109,7 +110,7 @@ static inline bool fpu_sums_as_default(void)
 #endif
 }
 
-/* From here to fpu_unpin(), arithmetic is as a thread's is when it begins. Returns what it was. */
+/* Until fpu_unpin(), the FPU has a thread's initial state. Returns the previous state. */
 static inline uint64_t fpu_pin(void)
 {
     uint64_t before = fpu_control();

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* From now on reads wait: there is something to read, or a writer has come and gone. 0 or errno. */
+/* Let reads block from now on: data is available, or a writer has come and gone. 0 or errno. */
 static int wait_for_writer(int descriptor)
 {
     struct pollfd asked = {.fd = descriptor, .events = POLLIN};

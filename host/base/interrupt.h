@@ -6,7 +6,8 @@
 #ifndef HOST_BASE_INTERRUPT_H
 #define HOST_BASE_INTERRUPT_H
 
-/* From now on they are such a wish; what is ignored stays so. For a process of our own. */
+/* Install the handlers; ignored signals stay ignored. For a process of our own, not for an
+ * embedding program. */
 void interrupt_take(void);
 
 /* Called in the handler of a second signal, before the process ends. */

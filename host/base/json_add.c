@@ -12,7 +12,7 @@
 
 #include "host/base/text.h"
 
-/* What stands for a NaN or an infinity. */
+/* Stands for NaN and infinity, which JSON does not have. */
 #define NOT_FINITE "1e308"
 
 enum { DIGITS = 40 };

@@ -2,9 +2,8 @@
  *
  * json_add.h: JSON objects of reports, key by key.
  *
- * Each function is false when memory ran out. cJSON accepts the NULL that an earlier call gave, so
- * one `&&` over all of them is enough.
- */
+ * Each function returns false when memory ran out. cJSON accepts the NULL that an earlier call
+ * returned, so one `&&` over all calls is enough. */
 #ifndef HOST_BASE_JSON_ADD_H
 #define HOST_BASE_JSON_ADD_H
 

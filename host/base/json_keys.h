@@ -7,8 +7,8 @@
 
 #include <cjson/cJSON.h>
 
-/* A key that one object in the tree has twice, or NULL; the tree's. Where memory runs out none is
- * found. */
+/* A key that occurs twice in one object of the tree, which owns it, or NULL. If memory runs out,
+ * none is found. */
 const char *json_repeated_key(const cJSON *tree);
 
 #endif /* HOST_BASE_JSON_KEYS_H */

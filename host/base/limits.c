@@ -20,8 +20,7 @@ static FILE *open_in(const char *folder, const char *name)
     return fopen(path, "re");
 }
 
-/* The first number of a file, and a second one if there is one; how many were there. "max" is none.
- */
+/* Read up to two numbers of a file; returns how many there are. "max" is not a number. */
 static int read_numbers(const char *folder, const char *name, long long numbers[2])
 {
     FILE *file = open_in(folder, name);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * limits.h: the processors and the memory that the kernel lets this process have: of the machine, and of the cgroups
- * that it is in, as in containers. With more threads than its processors the kernel throttles all of them, and they
- * wait for each other; with more memory than its limit it ends the process.
+ * limits.h: the processors and the memory that the kernel lets this process have: of the machine,
+ * and of the cgroups that it is in, as in containers. With more threads than its processors the
+ * kernel throttles all of them, and they wait for each other; with more memory than its limit it
+ * ends the process.
  *
- * `membership` is /proc/self/cgroup and `root` /sys/fs/cgroup, version 1 and 2. The least limit counts of the cgroups
- * that are named, and of their parents below `root`.
- */
+ * `membership` is /proc/self/cgroup and `root` /sys/fs/cgroup, version 1 and 2. The lowest limit
+ * counts, of the named cgroups and of their parents below `root`. */
 #ifndef HOST_BASE_LIMITS_H
 #define HOST_BASE_LIMITS_H
 

@@ -28,8 +28,8 @@ void host_log_finish(struct host_log *log);
 void host_log_write(struct host_log *log, uint32_t level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* To the newest log there is, for what belongs to no host; dropped if there is none. `write` may
- * make hosts. Any thread. */
+/* Write to the newest log, for messages that belong to no host; dropped if there is no log. `write`
+ * may create hosts. Any thread. */
 void host_log_write_newest(uint32_t level, const char *message);
 
 #endif /* HOST_BASE_LOG_H */

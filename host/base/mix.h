@@ -24,8 +24,8 @@ PORTABLE uint64_t mix_word(uint64_t x)
     return x ^ x >> 31;
 }
 
-/* The state after one more word. For a fixed word a bijection of the state, and the other way
- * round; the increment keeps a state and a word of 0 from being a fixed point. */
+/* The state after one more word. For a fixed word a bijection of the state, and for a fixed state
+ * one of the word; the increment keeps a state and a word of 0 from being a fixed point. */
 PORTABLE uint64_t mix_absorb(uint64_t state, uint64_t word)
 {
     return mix_word((state + MIX_INCREMENT) ^ word);

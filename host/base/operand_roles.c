@@ -28,7 +28,7 @@ uint32_t role_dtype_of(uint32_t role)
     return role < ATTN_ROLE_COUNT ? columns[role] : ATTN_DTYPE_OF_COUNT;
 }
 
-/* A latent cache whose rows hold their own scales is one of bytes. */
+/* A latent cache whose rows contain scales is an array of bytes. */
 static attn_dtype latent_dtype(const attn_problem *problem)
 {
     if (!problem->kv_layout || !problem->group->mla)
@@ -37,7 +37,7 @@ static attn_dtype latent_dtype(const attn_problem *problem)
                                                                        : problem->kv_dtype;
 }
 
-/* So is a label cache in e4m3. */
+/* A label cache in e4m3 is an array of bytes, too. */
 static attn_dtype label_dtype(const attn_sparse_dims *sparse)
 {
     if (!sparse)

@@ -30,8 +30,8 @@ bool output_prepare(struct output *output, const char *path, char why[160]);
 /* The new file, empty; NULL and errno. */
 FILE *output_open(struct output *output);
 
-/* Put it in the place of `path` if it is `good` and all of it could be written; else it goes away.
- * 0, or -1 and errno. */
+/* Rename it to `path` if it is `good` and was written completely; else remove it. 0, or -1 and
+ * errno. */
 int output_close(struct output *output, bool good);
 
 #endif /* HOST_BASE_OUTPUT_H */

@@ -21,11 +21,11 @@ struct progress {
 /* Begin a job of `total` units (0: unknown), called `what`. */
 void progress_begin(struct progress *progress, const char *what, int64_t total);
 
-/* `done` of the total so far, with a word on what is at work (may be NULL). Cheap: call it as often
- * as there is something to tell. */
+/* `done` of the total so far, and a word about the current work (may be NULL). Cheap: call it at
+ * every change. */
 void progress_update(struct progress *progress, int64_t done, const char *note);
 
-/* Wipe the line, so that what is printed next stands on a clean one. */
+/* Clear the line before other output. */
 void progress_end(struct progress *progress);
 
 #endif /* HOST_BASE_PROGRESS_H */

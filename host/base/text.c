@@ -340,7 +340,7 @@ const char *text_nearest(const char *word, const char *const *names, size_t coun
             continue;
         size_t longer = length > name_length ? length : name_length;
         size_t distance = edit_distance(word, length, names[i], name_length);
-        /* Short names are near at one edit as long as something of them is left. */
+        /* A short name may differ by one edit if some of it is left. */
         size_t limit = longer / 3 > 0 ? longer / 3 : longer > 1;
         if (distance <= limit && distance < nearest_distance) {
             nearest = names[i];

@@ -43,12 +43,12 @@ bool text_parse_size(const char *text, uint64_t *bytes);
 const char *text_parse_range_list(const char *text, int64_t min, int64_t max, size_t max_count,
                                   int64_t **values, size_t *count);
 
-/* What a parser that allocates returns when memory ran out; compared by address. */
+/* Returned by a parser that allocates when memory runs out; compared by address. */
 extern const char text_out_of_memory[];
 
 /* ---- Printing -------------------------------------------------------------------------------- */
 
-/* vsnprintf() and snprintf() as they are in the C locale: a decimal point is a point. */
+/* vsnprintf() and snprintf() in the C locale, whose decimal separator is a point. */
 int text_vformat(char *text, size_t size, const char *format, va_list args)
     __attribute__((format(printf, 3, 0)));
 int text_format(char *text, size_t size, const char *format, ...)
@@ -101,7 +101,7 @@ bool text_is_line(const char *text);
 /* The same, with ends of lines. */
 bool text_is_lines(const char *text);
 
-/* Bytes that are no UTF-8 become '?'. */
+/* Replace bytes that are not UTF-8 by '?'. */
 void text_hide_invalid(char *text);
 
 /* Where `text` was cut within a character of several bytes, end it before that character. */
@@ -136,7 +136,7 @@ char *strbuf_steal(strbuf *buffer);
 
 /* ---- Lines ----------------------------------------------------------------------------------- */
 
-/* What a terminal shows side by side, at least. */
+/* Columns that every terminal has. */
 enum { TEXT_WIDTH = 80 };
 
 /* Print words where the cursor stands, at `column`; lines that would be wider than TEXT_WIDTH go on
@@ -144,12 +144,13 @@ enum { TEXT_WIDTH = 80 };
  * after the last one. */
 void text_wrap(FILE *file, const char *text, size_t column, size_t indent);
 
-/* A line of a format that begins after `indent` spaces, folded to `hanging`, and its end. */
+/* Print a formatted line after `indent` spaces; where it is folded, it goes on after `hanging`
+ * spaces. */
 void text_wrap_line(FILE *file, size_t indent, size_t hanging, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* Lines of a text, each with its end, or the last one's: folded, and what is folded stands 2
- * further in than the line began. */
+/* Print the lines of a text, with an end of line after the last one, too. A folded line goes on 2
+ * columns further in than it began. */
 void text_wrap_lines(FILE *file, const char *lines);
 
 /* The working directory, malloc'ed; "." where it has none any more, since it was removed: relative

@@ -12,10 +12,9 @@
  * the word when no task is left, and waits for those who joined, not for all: a thread that wakes
  * up late finds the word closed and causes no delay.
  *
- * Who sleeps does so under `mutex` and is counted in `sleepers` before it looks at the word for the
- * last time; who changes the word looks at `sleepers` afterwards. Both are sequentially consistent,
- * so one of the two sees the other.
- */
+ * A thread sleeps under `mutex` and is counted in `sleepers` before it reads the word for the last
+ * time; a thread that changes the word reads `sleepers` afterwards. Both are sequentially
+ * consistent, so one of the two sees the other. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* sched_getaffinity */
 #endif
@@ -50,8 +49,9 @@
 
 struct threads {
     uint32_t num_workers;  /* threads, the caller included */
-    uint32_t num_borrowed; /* workers that the runner has instead; 0 = it makes do with these */
-    uint32_t spins; /* 0 where threads outnumber CPUs: the one spinning would be in the way */
+    uint32_t num_borrowed; /* workers of the runner; 0 = as many as the pool has */
+    uint32_t
+        spins; /* 0 if threads outnumber CPUs: a spinning thread would keep others from running */
 
     pthread_mutex_t callers; /* held during a job */
 
@@ -224,14 +224,14 @@ void threads_set_runner(struct threads *threads, threads_runner run, void *ctx)
     threads->runner_ctx = ctx;
 }
 
-/* A job that a runner has in hand. */
+/* A job that a runner runs. */
 struct foreign_job {
     attn_task task;
     void *arg;
     uint32_t num_workers;
 };
 
-/* In a task on whatever thread: calls from within it are refused there, too. */
+/* Marks the thread that runs a task, whichever it is: calls from within the task are refused. */
 static attn_status run_foreign_task(void *arg, int64_t index, uint32_t worker)
 {
     const struct foreign_job *job = arg;

@@ -24,10 +24,10 @@ enum { THREADS_MAX = 4096 };
  * system gives no more threads. */
 attn_status threads_create(uint32_t num_threads, struct threads **threads, attn_error *error);
 
-/* From now on jobs of this pool are run by `run`, in whatever order, on whatever threads and with
- * whatever workers below num_workers it likes, no two tasks with the same worker at once; NULL = by
- * the pool. For an engine's own threads, and for checks that a result does not depend on that. No
- * job is running. */
+/* Let `run` run the jobs of this pool: in any order, on any threads and with any workers below
+ * num_workers, but never two tasks with the same worker at once; NULL = the pool runs them. For an
+ * engine's own threads, and for checks that results do not depend on the order. No job may be
+ * running. */
 typedef attn_status (*threads_runner)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
 void threads_set_runner(struct threads *threads, threads_runner run, void *ctx);
 
@@ -51,8 +51,9 @@ attn_status threads_for(struct threads *threads, int64_t num_tasks, attn_task ta
 /* The same without a pool: all tasks on this thread, in order, as worker 0. */
 attn_status threads_for_here(int64_t num_tasks, attn_task task, void *arg);
 
-/* A thread of one's own, to be joined. Signals are for the embedding program's threads, but for
- * those that a thread's own instructions raise. False: the system gives none, and errno says why. */
+/* Start a thread, which the caller joins. Signals are left to the embedding program's threads,
+ * except those that the thread's own instructions raise. False and errno if the system starts none.
+ */
 bool threads_start_one(pthread_t *thread, void *(*body)(void *arg), void *arg);
 
 #endif /* HOST_BASE_THREADS_H */

@@ -109,8 +109,7 @@ static void print_unknown(const struct bench_report *report, const struct bench_
         lacks |= entry->runs[r].outcome == BENCH_RAN && entry->runs[r].bound == BENCH_BOUND_NONE;
     if (lacks && !bench_compute_is_known(report, entry))
         text_wrap_line(file, 2, 4,
-                       "of ceiling: unknown, as fp8 products are faster than the matrix ceiling, "
-                       "which is of %s",
+                       "of ceiling: unknown, as fp8 products are faster than matrix, which is %s",
                        dtype_name(matrix_dtype(report)));
 }
 

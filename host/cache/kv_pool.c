@@ -33,7 +33,7 @@ static uint64_t entry_bytes(const attn_tensor *tensor)
     return (uint64_t)tensor->strides[0] * attn_dtype_size(tensor->dtype);
 }
 
-/* More than any memory has where the product is beyond 64 bits. */
+/* Above the size of any memory if the product exceeds 64 bits. */
 static uint64_t tensor_bytes(const attn_tensor *tensor)
 {
     uint64_t bytes;

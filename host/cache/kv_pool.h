@@ -3,15 +3,14 @@
  * kv_pool.h: the memory of KV caches and recurrent states.
  *
  * One buffer for each layer that owns one (model.buffers), in the layout its layer group's problem
- * names. Which tensors that is, and of what shape, is the kind's to say (kinds.h):
+ * names. The kind of the layer decides which tensors a buffer has, and their shapes (kinds.h):
  *
  *   kv.nhd/1, kv.hnd/1    k_cache and v_cache, [pages, ...]
  *   mla.latent/1, _fp8/1  latent_cache, whose first part is the value
  *   state.*               state [slots, heads, ...] and conv_state [slots, channels, width - 1]
  *
  * Page 0 and state slot 0 are padding: zero at the start, never allocated. A slot of the allocator
- * is page * page_size + offset in every buffer of a KV group alike.
- */
+ * is page * page_size + offset in every buffer of a KV group alike. */
 #ifndef HOST_CACHE_KV_POOL_H
 #define HOST_CACHE_KV_POOL_H
 
@@ -32,7 +31,7 @@ struct kv_pool_params {
     int32_t page_size;                  /* tokens */
     int64_t num_pages;                  /* page 0 included */
     int64_t num_state_slots;            /* slot 0 included; 0 = the model has no state */
-    bool poison; /* fill what has not been written with NaN, so that reading it shows */
+    bool poison;               /* fill unwritten memory with NaN, so that reads of it show */
     int64_t num_window_pages;  /* likewise, of layers in MODEL_KV_WINDOW */
     int64_t num_encoder_pages; /* and in MODEL_KV_ENCODER */
 };
@@ -64,14 +63,14 @@ uint64_t kv_pool_bytes_held(const struct model *model, const struct kv_pool_grou
 /* Bytes that one more state slot takes in all buffers together. */
 uint64_t kv_pool_bytes_per_state(const struct model *model, const struct kv_pool_group *groups);
 
-/* Allocate all buffers and fill them; that is done when it returns, whichever stream they are used
- * in. OUT_OF_HOST_MEMORY or OUT_OF_DEVICE_MEMORY names the bytes; nothing stays allocated then. The
- * pool is the caller's. */
+/* Allocate all buffers and fill them; complete on return, for use in any stream. OUT_OF_HOST_MEMORY
+ * or OUT_OF_DEVICE_MEMORY names the bytes; nothing stays allocated then. The pool is the caller's.
+ */
 attn_status kv_pool_create(const struct model *model, const struct kv_pool_params *params,
                            const struct device *device, struct kv_pool **pool, attn_error *error);
 
-/* Fill a page of the layers whose KV group holds MODEL_KV_*, or a state slot, with what unwritten memory is filled with:
- * what reads it shows. Done when it returns. */
+/* Fill a page of the layers whose KV group holds MODEL_KV_*, or a state slot, like unwritten
+ * memory, so that reads of it show. Complete on return. */
 attn_status kv_pool_spoil_page(const struct kv_pool *pool, const struct model *model,
                                uint32_t holds, int32_t page, attn_error *error);
 attn_status kv_pool_spoil_state(const struct kv_pool *pool, const struct model *model, int32_t slot,

@@ -129,7 +129,7 @@ static void table_remove(struct radix_cache *cache, struct radix_node *node)
     cache->num_nodes--;
 }
 
-/* Without memory for more buckets the chains grow longer, and that is all. */
+/* Without memory for more buckets, the chains only grow longer. */
 static void table_grow_if_full(struct radix_cache *cache)
 {
     if (cache->num_nodes < cache->num_buckets)
@@ -279,7 +279,7 @@ void radix_cache_unlock(struct radix_cache *cache, struct radix_node *node)
 
 /* ---- Insertion ------------------------------------------------------------------------------- */
 
-/* The tree has the keys of these pages already: let go of the caller's copies. */
+/* The tree already has the keys of these pages: free the caller's copies. */
 static void replace_duplicates(struct radix_cache *cache, const struct radix_node *node,
                                int32_t *pages)
 {

@@ -77,7 +77,7 @@ int64_t radix_cache_match(struct radix_cache *cache, const token_key *keys, int6
 int64_t radix_cache_insert(struct radix_cache *cache, const token_key *keys, int64_t num_pages,
                            int32_t *pages, struct radix_node **node);
 
-/* Locks count: as many unlocks as locks. */
+/* Locks are counted: each lock needs one unlock. */
 void radix_cache_lock(struct radix_cache *cache, struct radix_node *node);
 void radix_cache_unlock(struct radix_cache *cache, struct radix_node *node);
 
@@ -120,8 +120,8 @@ void radix_cache_drop_states(struct radix_cache *cache);
  * num_pages grows. */
 typedef int64_t (*radix_first_seen)(const void *context, int64_t num_pages);
 
-/* Along the path to `node`, of *num_pages pages: the deepest node whose window is there, from the
- * page that is first seen from its end to its last one; *num_pages becomes its depth. */
+/* The deepest node on the path to `node`, of *num_pages pages, whose window is complete: from the
+ * first page that is seen from the node's end to its last page. *num_pages becomes its depth. */
 struct radix_node *radix_cache_find_window(struct radix_cache *cache, struct radix_node *node,
                                            radix_first_seen first_seen, const void *context,
                                            int64_t *num_pages);
@@ -132,14 +132,14 @@ struct radix_node *radix_cache_find_window(struct radix_cache *cache, struct rad
 bool radix_cache_hold_window(struct radix_cache *cache, struct radix_node *node, int64_t num_pages,
                              int64_t from, int32_t *windows);
 
-/* Let go of those of [from, to), of the caller's hold from `from` on. Returns where it begins now:
- * `to`, or less where host memory ran out. */
+/* Release the window pages [from, to) of the caller's hold, which begins at `from`. Returns where
+ * it begins now: `to`, or less if host memory ran out. */
 int64_t radix_cache_pass_window(struct radix_cache *cache, struct radix_node *node,
                                 int64_t num_pages, int64_t from, int64_t to);
 
-/* radix_cache_insert() of pages that have window pages, too, all of them, and of which the caller
- * holds the window before them: it holds that of the pages taken now as well. What the tree had
- * already is freed likewise, and windows[i] becomes the tree's. */
+/* radix_cache_insert() for pages that all have window pages. The caller holds the window before
+ * them, and from now on also the window of the pages that the tree took. Duplicates are freed
+ * likewise, and windows[i] becomes the tree's. */
 int64_t radix_cache_insert_windows(struct radix_cache *cache, const token_key *keys,
                                    int64_t num_pages, int32_t *pages, int32_t *windows,
                                    struct radix_node **node);

@@ -66,7 +66,8 @@ void radix_lock_node(struct radix_cache *cache, struct radix_node *node);
 /* The path to `node` has been used. */
 void radix_window_touch(struct radix_cache *cache, struct radix_node *node);
 
-/* `upper`, new, gets those of the first upper->num_pages pages of `lower`, which still has all. */
+/* Move the window pages of the first upper->num_pages pages of `lower`, which still has all, to
+ * `upper`, which is new. */
 void radix_window_split(struct radix_cache *cache, struct radix_node *upper,
                         struct radix_node *lower);
 

@@ -2,9 +2,8 @@
  *
  * radix_window.c: the tree's pages in the pool of layers with a sliding window.
  *
- * A hold is taken node by node along the end of a path, and let go of from its front. Nodes are
- * never joined, so where a hold begins there is a border of nodes as long as it lasts.
- */
+ * A hold is taken node by node along the end of a path, and released from its front. Nodes are
+ * never merged, so a hold begins at a node's first page for as long as it lasts. */
 #include "host/cache/radix_private.h"
 
 #include <assert.h>

@@ -25,7 +25,8 @@ struct slots {
     int32_t page_size; /* tokens */
     int32_t num_pages; /* page 0 included */
     int32_t num_free;  /* pages in the queue */
-    int32_t num_freed; /* the last so many of them: slots_next_freed() has not named them yet */
+    int32_t num_freed; /* number of pages, at the end of the queue, that slots_next_freed() has not
+                        * returned yet */
     int32_t min_free;  /* fewest there ever were */
     int32_t head;      /* where in the queue its front is */
     int32_t *queue;    /* ring of num_pages - 1 page numbers */
@@ -69,7 +70,7 @@ bool slots_alloc_extend(struct slots *slots, int32_t prefix_len, int32_t num_new
 /* Give back one page, which must be allocated. */
 void slots_free_page(struct slots *slots, int32_t page);
 
-/* A page that was given back, is still free and was not named before; 0 = there is none. */
+/* A page that was freed, is still free and was not returned before; 0 = there is none. */
 int32_t slots_next_freed(struct slots *slots);
 
 #endif /* HOST_CACHE_SLOTS_H */

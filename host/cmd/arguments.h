@@ -16,12 +16,12 @@ enum option_kind {
     OPTION_SWITCH, /* takes no value; a bool */
     OPTION_TEXT,   /* const char *: the command line's text */
     OPTION_LIST,   /* struct text_list: may be repeated */
-    OPTION_VALUE,  /* what `read` makes of it */
+    OPTION_VALUE,  /* a value that `read` parses */
     OPTION_SET,    /* section.key=value for the configuration; may be repeated */
     OPTION_KEY     /* a short way to write --set: the value of the key `key` */
 };
 
-/* Make a value of a text; false = it is none. */
+/* Parse a text into a value; false = malformed. */
 typedef bool (*option_read)(const char *text, void *place);
 
 struct option_row {
@@ -78,7 +78,7 @@ bool option_read_device(const char *text, void *place);  /* const char *: "cpu",
 #define OPTION_SECONDS         .read = option_read_seconds, .accepted = OPTION_ACCEPTS_SECONDS
 #define OPTION_DEVICE          .read = option_read_device, .accepted = OPTION_ACCEPTS_DEVICE
 
-/* How many things a command line names, apart from options. */
+/* Number of positional arguments. */
 enum arguments_target { TARGET_ONE, TARGET_AT_MOST_ONE, TARGET_MANY };
 
 struct arguments;
@@ -87,7 +87,7 @@ struct command {
     const char *name;    /* "run" */
     const char *summary; /* one line of `attnhost --help`; NULL = internal, not listed */
     const char *usage;   /* "CONFIG.ini [OPTION]..."; a line for each way to call it */
-    const char *names;   /* what is named, in messages: "CONFIG.ini" */
+    const char *names;   /* the positional argument, in messages: "CONFIG.ini" */
     enum arguments_target target;
     bool ends_early;                  /* when it is interrupted, with a report (interrupt.h) */
     bool calls_plugins;               /* in this process, which a warden looks after (warden.h) */
@@ -103,8 +103,8 @@ struct command {
 
 struct arguments {
     const struct command *command;
-    const char *target; /* what is named, the first of many; NULL = left out */
-    char **targets;     /* all of it, in the caller's argv */
+    const char *target; /* the first positional argument; NULL = none */
+    char **targets;     /* all of them, in the caller's argv */
     size_t num_targets;
     void *values; /* the command's own struct */
     char **sets;  /* "section.key=value" */

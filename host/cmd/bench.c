@@ -118,7 +118,7 @@ static size_t count_measurements(const struct bench_report *report)
     return count;
 }
 
-/* Share out what --seconds gives; a second each if it gives nothing. */
+/* Divide --seconds among the measurements; one second each by default. */
 static void share_time(const struct bench_values *values, struct bench_report *report)
 {
     double shares = (double)(count_measurements(report) + NUM_CEILINGS);
@@ -178,7 +178,7 @@ static int measure(struct bench *bench, attn_error *error)
     return exit_code_of(status);
 }
 
-/* What ended well may still hold a shape that no backend served, or a backend that failed or is
+/* A completed bench may contain a shape that no backend served, or a backend that failed or is
  * wrong. */
 static int judge(const struct bench_report *report)
 {

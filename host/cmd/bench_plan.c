@@ -67,8 +67,8 @@ static attn_status add_named(const struct plan *plan, const struct bench_shape *
     return *entry ? take_named(plan, *entry, &count) : out_of_memory(plan->error);
 }
 
-/* The backend that is chosen for the shape's phase; if there is none, all that were asked, which
- * tell then why. */
+/* The backend that is chosen for the shape's phase; if there is none, all candidates, whose entries
+ * then say why. */
 static attn_status add_chosen(const struct plan *plan, uint32_t group,
                               const struct bench_shape *shape, struct bench_entry **entry)
 {
@@ -361,10 +361,10 @@ static attn_status find_bound(const struct plan *plan, attnhost *host, int32_t t
     return status;
 }
 
-/* The processor, where no driver is woken, unless a --backend serves on a CUDA device alone. A
- * bench has one device, whose ceilings all are compared with; if another backend serves on the
- * processor alone, there is none for both. One that serves nowhere has no say; its entry says why.
- */
+/* The processor, for which no driver is loaded, unless a --backend serves only on a CUDA device. A
+ * bench has one device, whose ceilings are compared with all results; if another backend serves
+ * only on the processor, there is no device for both. Backends that serve nowhere are ignored;
+ * their entries say why. */
 static attn_status choose_device(const struct plan *plan, attnhost *host, attn_device *device)
 {
     struct config config = *plan->config;

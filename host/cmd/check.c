@@ -110,7 +110,7 @@ static const struct option_row options[] = {
     OPTION_END,
 };
 
-/* All that is read before anything is run, so that what is wrong with it is found at once. */
+/* Inputs, which are all read before anything runs, so that errors in them are found at once. */
 struct inputs {
     const struct arguments *arguments;
     struct check_params *params;
@@ -188,7 +188,7 @@ static bool write_report(const struct check_report *report, FILE *file)
     }
 }
 
-/* A name that other commands know is that of a file here. */
+/* Other commands accept a backend's name; this one needs a plugin's file. */
 static void suggest_file(const struct arguments *arguments)
 {
     char folder[PATH_MAX], file[2 * PATH_MAX];

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * exits.c: exit(), _exit(), _Exit(), pthread_exit(), thrd_exit(), pthread_cancel(), kill(),
- * raise(), exec*(), fclose(), munmap() and syscall() of the program. They stand before the C
- * library's for every object of the process, and ask the warden first (warden.h). What the C
- * library itself calls does not come here, but to the warden's exit handler. dlsym() gives them as
- * well.
- */
+ * raise(), exec*(), fclose(), munmap() and syscall() of the program. They replace the C library's
+ * for every object of the process, and ask the warden first (warden.h). Calls from within the C
+ * library do not reach them, only the warden's exit handler. dlsym() returns them, too. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* RTLD_NEXT */
 #endif

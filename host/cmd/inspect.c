@@ -251,7 +251,8 @@ static int inspect_file(const struct arguments *arguments, attnhost *host)
         fprintf(stderr, "attnhost inspect: %s\n", host_error_text(&error));
         return EXIT_PLUGIN;
     }
-    /* A file that was on record already need not be the last one: the host knows it resolved. */
+    /* A file that was loaded before need not be the last one; the host lists it by its resolved
+     * path. */
     char *resolved = realpath(file, NULL);
     int code = EXIT_GOOD;
     for (uint32_t i = 0; resolved && i < attnhost_num_plugins(host); i++) {
@@ -327,7 +328,7 @@ static int is_file(const char *target)
     return strchr(target, '/') || arguments_is_plugin(target);
 }
 
-/* A file alone, so that a backend of the same name that is installed does not stand in its way. */
+/* Only the file, so that an installed backend of the same name does not take precedence. */
 static int open_for(const char *target, const struct config *config, attnhost **host,
                     attn_error *error)
 {

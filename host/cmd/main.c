@@ -87,7 +87,8 @@ static int run_command(const struct command *command, int argc, char **argv)
     return warden_end(name, arguments_run(command, argc, argv));
 }
 
-/* What is closed would be the number of the next file that is opened, and get what is said. */
+/* The next file that is opened would get the number of a closed standard stream, and receive our
+ * messages. */
 static void open_standard(void)
 {
     for (int descriptor = 0; descriptor <= STDERR_FILENO; descriptor++)

@@ -41,7 +41,7 @@ static const struct option_row options[] = {
 
 /* ---- Man pages ------------------------------------------------------------------------------- */
 
-/* What roff would take for its own is escaped. */
+/* Escape characters that roff would interpret. */
 static void put_roff(const char *text, size_t length)
 {
     if (length > 0 && (*text == '.' || *text == '\''))
@@ -115,7 +115,7 @@ static void put_option(const struct option_row *row)
     putchar('\n');
 }
 
-/* What help computes after the options. */
+/* The computed part of help, after the options. */
 static void put_more(const struct command *command)
 {
     char *text = NULL;

@@ -57,7 +57,7 @@ void page_text(strbuf *html, const char *text)
         }
 }
 
-/* What means something to gnuplot, or ends a cell, is left out. */
+/* Leave out characters that gnuplot interprets, or that end a cell. */
 static void put_quoted(strbuf *plot, const char *text)
 {
     strbuf_append(plot, "\"");
@@ -185,8 +185,8 @@ static void svg_path(const struct page *page, const char *title, char *path, siz
     snprintf(path + at, size - at, ".svg");
 }
 
-/* By itself a drawing has its title, and the page's colours, light and dark, from a style of its
- * own. */
+/* A drawing in a file of its own has its title, and a style with the page's colours, light and
+ * dark. */
 static void write_svg(struct page *page, const char *title, const strbuf *svg)
 {
     static const char style[] =

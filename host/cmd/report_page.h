@@ -22,7 +22,7 @@ struct page {
     unsigned int num_figures;
     const char *svg_folder; /* NULL = drawings are in the page alone */
     char why[512];          /* it cannot be drawn; "" = so far it could */
-    bool is_refused;        /* as there is something else in a file's place */
+    bool is_refused;        /* because the name of a file is taken */
 };
 
 /* Rows of a figure: more than any run or bench has. A page of a file that claims more stays small.

@@ -29,7 +29,7 @@ static double take_number(const cJSON **item, double none)
 
 /* ---- Distributions --------------------------------------------------------------------------- */
 
-/* Percentiles of two, side by side; nothing where neither has any. */
+/* Percentiles of two lists, side by side; no figure if both are empty. */
 static void distribution(struct page *page, const cJSON *times, const char *const names[2],
                          const char *title, const char *note, const char *unit)
 {

@@ -23,7 +23,7 @@ static struct {
     pthread_t owner;
     int descriptor;
     bool by_line; /* a terminal */
-    dev_t device; /* of what was open when the command began: a plugin may put */
+    dev_t device; /* of the stdout at the start: a plugin may put */
     ino_t inode;  /* another file there */
     int failed;   /* errno of the first write that failed */
     size_t used;
@@ -91,7 +91,7 @@ static ssize_t take(void *cookie, const char *bytes, size_t size)
     return good ? (ssize_t)size : 0;
 }
 
-/* High, where a loop over the first few descriptors, or a wrong number, does not meet it. */
+/* A high number, so that a loop over the first descriptors, or a wrong number, does not hit it. */
 static int copy_stdout(void)
 {
     struct rlimit limit;

@@ -66,7 +66,7 @@ static struct range find_range(void)
     return range;
 }
 
-/* Under valgrind the calls are valgrind's, whatever address the program makes them at. */
+/* Under valgrind, all system calls come from valgrind's code, not from the program's addresses. */
 static bool is_emulated(void)
 {
     const char *preloaded = getenv("LD_PRELOAD");

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * syscall_gate.h: a thread that is ended by a system call of a plugin's own, which no function of
- * the C library makes. Linux 5.11 on x86-64 hands over the calls that come from outside a range of
- * addresses; where it does not there is no gate, and all functions do nothing.
- */
+ * syscall_gate.h: finds system calls by which a plugin's own code, not a function of the C library,
+ * ends a thread. Linux 5.11 on x86-64 hands over the calls that come from outside a range of
+ * addresses; elsewhere there is no gate, and all functions do nothing. */
 #ifndef HOST_CMD_SYSCALL_GATE_H
 #define HOST_CMD_SYSCALL_GATE_H
 

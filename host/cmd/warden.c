@@ -44,7 +44,8 @@ static struct {
 
 /* ---- The last words -------------------------------------------------------------------------- */
 
-/* Volatile, since syscall() is declared not to come back here, and does (exits.c). */
+/* Volatile, since syscall() is declared here as a function that does not return, but does
+ * (exits.c). */
 static _Thread_local volatile sig_atomic_t is_leaving;
 
 /* The process at once, without exit handlers: they may be a plugin's. */
@@ -66,7 +67,7 @@ static size_t join(const char *const *texts, char *line, size_t size)
     return length;
 }
 
-/* At once, so that no other thread's come between. */
+/* In one write, so that no other thread's output comes between. */
 static void write_texts(const char *const *texts)
 {
     char line[2048];
@@ -219,7 +220,7 @@ void warden_on_unmap(const void *begin, size_t length, const void *caller)
 
 /* ---- kill() --------------------------------------------------------------------------------- */
 
-/* Will the process be gone when this thread has been sent it? */
+/* Would the process end if this thread were sent the signal? */
 static bool is_deadly(int number)
 {
     struct sigaction action;
@@ -358,7 +359,7 @@ static void on_fatal(int number, siginfo_t *info, void *context)
         raise(number); /* when this handler has returned */
 }
 
-/* SIGINT, SIGTERM or SIGHUP once more: where a call hangs is said, and what was done is kept. */
+/* A second SIGINT, SIGTERM or SIGHUP: name the call that hangs, and keep the results so far. */
 static void on_impatience(int number)
 {
     char how[32];
@@ -433,7 +434,7 @@ void warden_begin(const char *command)
 
 int warden_end(const char *command, int code)
 {
-    /* What could not be written must not look like an answer. */
+    /* Incomplete output must not look like a complete answer. */
     if (results_end() != 0) {
         fprintf(stderr, "%s: stdout cannot be written: %s\n", command, strerror(errno));
         code = code == EXIT_GOOD ? EXIT_RUN_TIME : code;

@@ -24,9 +24,9 @@
  * the messages. */
 void warden_begin(const char *command);
 
-/* When a plugin ends the process, `will` is called with how, "SIGSEGV in bad: create (bad.so)", to
- * print and write what there is to be reported; in a child, since the memory may be damaged, which
- * has WARDEN_WILL_SECONDS for it. NULL = nothing is to be said any more. */
+/* When a plugin ends the process, `will` is called with the cause, such as "SIGSEGV in bad: create
+ * (bad.so)", to write the report so far. It runs in a child, as the memory may be damaged, for at
+ * most WARDEN_WILL_SECONDS. NULL = no report. */
 enum { WARDEN_WILL_SECONDS = 10 };
 void warden_set_will(void (*will)(const char *how));
 

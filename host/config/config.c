@@ -155,7 +155,7 @@ static void entry_finish(struct config_entry *entry)
     free(entry->place);
 }
 
-/* --set replaces: all earlier values of the key, but of a repeatable one only the ini's. */
+/* --set replaces all earlier values of the key; of a repeatable key only the ini's. */
 static void remove_overridden(struct config *config, const struct config_key *key, int64_t number)
 {
     size_t kept = 0;
@@ -379,7 +379,7 @@ static attn_status fill(struct config *config, attn_error *error)
     return status;
 }
 
-/* What no single row can see. */
+/* Rules that tie several keys together. */
 static attn_status check_together(const struct config *config, attn_error *error)
 {
     if (config_is_set(config, "kv_cache.max_total_tokens") &&

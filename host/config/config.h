@@ -110,7 +110,7 @@ struct config_layer_keys {
     bool alibi[CONFIG_LAYER_COUNT];
 };
 
-/* 0 = not given wherever nothing else is said. */
+/* 0 = not given, unless stated otherwise. */
 struct config_model {
     char *config; /* a Hugging Face config.json; NULL = the keys below are the model */
     int64_t num_layers;
@@ -137,7 +137,7 @@ struct config_model {
     int32_t linear_family;   /* ATTN_LINEAR_* + 1; 0 = not given */
     int64_t linear_conv;     /* taps; 0 = no convolution */
     int64_t tp_size;         /* ranks that share the heads; 0 = 1 */
-    int64_t tp_rank;         /* whose the layers are, below tp_size */
+    int64_t tp_rank;         /* rank of these layers, below tp_size */
     int64_t max_context_len; /* tokens */
     int32_t attn_type;       /* ATTN_TYPE_DECODER or ATTN_TYPE_ENCODER_ONLY */
 };
@@ -325,8 +325,8 @@ void config_destroy(struct config *config);
  * ("attention.route.2") and for backend sections ("backend.NAME.key"). */
 bool config_is_set(const struct config *config, const char *key);
 
-/* The first key of `section` that was given and is none of `others`, which NULL ends; NULL = there
- * is none. Lives as long as the config. */
+/* The first given key of `section` that is not in `others`, a list that ends with NULL; NULL =
+ * there is none. Lives as long as the config. */
 const char *config_find_set(const struct config *config, const char *section,
                             const char *const *others);
 
@@ -342,8 +342,8 @@ const struct config_backend *config_backend(const struct config *config, const c
 attn_status config_fail(const struct config *config, const char *key, attn_error *error,
                         const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* Put "PLACE: SECTION.KEY: " before the message of a failure to read the file `path`, which the key
- * names, if it cannot be read at all: else the message's own file and line say more. */
+/* Put "PLACE: SECTION.KEY: " before the message if the file `path`, which the key names, cannot be
+ * read at all. Otherwise the message already has a file and a line. */
 void config_name_file(const struct config *config, const char *key, const char *path,
                       attn_error *error);
 

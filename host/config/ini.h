@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ini.h: an ini text, line by line, with nothing lost. Private to config*.c and
- * rules_read.c.
+ * ini.h: an ini text, line by line, with nothing lost. Private to config/ and rules_read.c.
  *
  * inih does the parsing. It has a line buffer of 200 bytes and one of 50 for the section, cuts what
  * is longer, takes the rest of a long line for the next line, ends a line at a NUL, drops what
@@ -14,8 +13,7 @@
  *   # or ;        at the start of a line: a comment; " ;" ends a value
  *   "value"       may hold " ;" and spaces at its ends; \" and \\ in it are " and \
  *
- * A UTF-8 byte order mark, CRLF line ends and a missing last line end are fine.
- */
+ * A UTF-8 byte order mark, CRLF line ends and a missing last line end are fine. */
 #ifndef HOST_CONFIG_INI_H
 #define HOST_CONFIG_INI_H
 

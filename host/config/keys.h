@@ -2,10 +2,9 @@
  *
  * keys.h: the table of all keys of the ini, and the types of their values.
  *
- * Private to config*.c, rules_read.c, which has its own table, and platform.c. A row says
- * where a value goes (offset in struct config) and which kind of value it is; the kind knows how to
- * parse, free and describe it.
- */
+ * Private to config/, rules_read.c, which has its own table, and platform.c. A row says where a
+ * value goes (offset in struct config) and which kind of value it is; the kind knows how to parse,
+ * free and describe it. */
 #ifndef HOST_CONFIG_KEYS_H
 #define HOST_CONFIG_KEYS_H
 

@@ -83,8 +83,8 @@ static uint64_t positive(long value)
     return value > 0 ? (uint64_t)value : 0;
 }
 
-/* "32768K" in the largest index that Linux lists. sysconf(), which reads the processor's own word,
- * is the next best: on some virtual machines it counts what other machines have. */
+/* "32768K" in the largest index that Linux lists. sysconf(), which asks the processor, is the
+ * fallback: on some virtual machines it counts the caches of other machines, too. */
 static uint64_t last_level_cache(void)
 {
     char path[64], text[32];
@@ -213,7 +213,7 @@ static uint64_t left_by_limit(int limit, uint64_t used)
     return limits.rlim_cur > used ? limits.rlim_cur - used : 0;
 }
 
-/* What limits of the process leave. */
+/* Memory that the limits of the process leave. */
 static uint64_t left_by_limits(void)
 {
     unsigned long long size = 0, data = 0;

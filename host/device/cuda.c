@@ -216,9 +216,9 @@ static int cuda_is_lost(const struct device *device)
     return atomic_load(&cuda_of(device)->lost);
 }
 
-/* A reset destroys what is in the context but drops no one's hold on it: the hold of this device
- * stays, and is renewed so that the context is usable at once. The reset itself may tell once more
- * of the loss; whether it helped, a call in the context shows. */
+/* A reset destroys the contents of the context, but releases no reference to it: the reference of
+ * this device stays, and is renewed so that the context is usable at once. The reset itself may
+ * report the loss again; a call in the context shows whether it helped. */
 static attn_status cuda_reset(const struct device *device, attn_error *error)
 {
     struct cuda *cuda = cuda_of(device);
@@ -261,8 +261,8 @@ static void release_plain(struct cuda *cuda, uint32_t space, void *memory)
         IN_CONTEXT(cuda, result, cuMemFree(pointer_of(memory)));
 }
 
-/* With room to round up. The driver's own alignment (256 bytes or more) does for nearly everyone.
- */
+/* With room to round up. The driver's own alignment (256 bytes or more) is enough for nearly all
+ * callers. */
 static void *allocate_rounded(struct cuda *cuda, uint32_t space, uint64_t size, uint64_t alignment)
 {
     struct rounded *made = malloc(sizeof *made);
@@ -339,9 +339,9 @@ static attn_status cuda_memory(const struct device *device, uint64_t *free_bytes
     return status;
 }
 
-/* Is it memory that the driver does not know, as that of malloc()? The plural function answers 0
- * for such memory; the singular one an error, which fills the reports of tools that watch the
- * driver. */
+/* Is it memory that the driver does not know, as that of malloc()? cuPointerGetAttributes() returns
+ * 0 for such memory; cuPointerGetAttribute() returns an error, which tools that watch the driver
+ * would report. */
 static int is_pageable(struct cuda *cuda, void *memory)
 {
     unsigned int type = 0, attribute = CUDA_POINTER_MEMORY_TYPE;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuda.h: what the files device_cuda*.c share: the state of an open GPU, how a driver call
- * is made on it, and the slots of the table that are not in device/cuda.c.
- */
+ * cuda.h: private to device/cuda*.c: the state of an open GPU, driver calls on it, and the slots of
+ * the table that are not in device/cuda.c. */
 #ifndef HOST_DEVICE_CUDA_H
 #define HOST_DEVICE_CUDA_H
 
@@ -27,10 +26,10 @@ static inline struct cuda *cuda_of(const struct device *device)
     return device->state;
 }
 
-/* Keep in mind that the device is lost if the result says so; returns the result. */
+/* Record that the device is lost if the result says so; returns the result. */
 cuda_result cuda_note(struct cuda *cuda, cuda_result result);
 
-/* The class of a result, noted, with a message that names the device and the call. */
+/* The class of a result, after cuda_note(), with a message that names the device and the call. */
 attn_status cuda_check(struct cuda *cuda, cuda_result result, const char *call, attn_error *error);
 
 /* Make the context current, and what was current before. */

@@ -3,14 +3,13 @@
  * device.h: one table per kind of device that the host supports: memory, streams, events, graphs
  * and kernels.
  *
- * A kind of device is one `struct device_ops` in a file device_<kind>.c and one row in device.c.
+ * A kind of device is one `struct device_ops` in a file device/<kind>.c and one row in device.c.
  * Spaces are the ABI's ATTN_SPACE_*; on the CPU all three are host memory. There a stream is NULL,
  * every call is done when it returns, nothing can be captured into a graph, and there are no
  * modules of kernels.
  *
  * Any thread may call, several at a time; no call depends on or changes the CUDA context that is
- * current in the caller's thread, except device_enter() and device_leave().
- */
+ * current in the caller's thread, except device_enter() and device_leave(). */
 #ifndef HOST_DEVICE_DEVICE_H
 #define HOST_DEVICE_DEVICE_H
 
@@ -36,7 +35,7 @@ struct device_ops {
     /* `info` has struct_size, type and id, and is zero else. */
     attn_status (*describe)(attn_device *info, attn_error *error);
 
-    /* What it is called; *names is empty. */
+    /* Fill in *names, which is empty. */
     void (*identify)(const attn_device *info, struct device_names *names);
 
     /* Make device->state; the rest of *device is set already. */
@@ -97,7 +96,7 @@ struct device_ops {
                           attn_stream stream, attn_error *error);
 };
 
-/* Who gives memory in the place of a kind's own calls; as attnhost.h says. */
+/* An engine's allocator, used in place of the kind's own calls (attnhost.h). */
 struct device_allocator {
     void *(*allocate)(void *ctx, int32_t device_type, int32_t device_id, uint32_t space,
                       uint64_t size, uint64_t alignment);
@@ -137,19 +136,19 @@ void device_close(struct device *device);
 attn_status device_enter(const struct device *device, attn_error *error);
 void device_leave(const struct device *device);
 
-/* Is it current already, so that there is no need to enter? Always so on the CPU. A look, for where
- * entering each time would be felt. */
+/* Is the context current already, so that device_enter() is not needed? Always true on the CPU. A
+ * cheap test, for code where entering each time would cost too much. */
 int device_is_entered(const struct device *device);
 
 /* Has a call reported that the device is beyond repair? From then on all but device_close() and the
  * calls that release fail. */
 int device_is_lost(const struct device *device);
 
-/* Begin anew after a loss: of all that was made on the device nothing is left, not even to be
- * released, except memory of ATTN_SPACE_HOST. It is gone for all else in the process that uses the
- * device's primary context, too, so this is for a process that has it to itself. DEVICE_LOST if the
- * driver gives this process no new context, as after a fault in a kernel (driver 580): then another
- * process has to go on, and what is left for this device is to be closed. */
+/* Start again after a loss: nothing that was made on the device is left, not even to be released,
+ * except memory of ATTN_SPACE_HOST. All other users of the device's primary context in this process
+ * lose theirs, too, so only a process that owns it alone may call this. DEVICE_LOST if the driver
+ * gives this process no new context, as after a fault in a kernel (driver 580): then another
+ * process has to continue, and this device can only be closed. */
 attn_status device_reset(struct device *device, attn_error *error);
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -161,11 +160,11 @@ void *device_allocate(const struct device *device, uint32_t space, uint64_t size
                       uint64_t alignment);
 void device_release(const struct device *device, uint32_t space, void *memory);
 
-/* Why an allocation in this space gave NULL: DEVICE_LOST, or the code for exhausted memory. */
+/* Why an allocation in this space returned NULL: DEVICE_LOST, or the code for exhausted memory. */
 attn_status device_exhausted(const struct device *device, uint32_t space);
 
-/* Fail after such a NULL: the format says what memory was for; a device that is lost says so, and
- * an allocator that is not the kind's own is named. */
+/* Fail after such a NULL. The format says what the memory was for; the message adds whether the
+ * device is lost, and whether the engine's allocator was asked. */
 attn_status device_no_memory(const struct device *device, uint32_t space, attn_error *error,
                              const char *format, ...) __attribute__((format(printf, 4, 5)));
 

@@ -95,8 +95,8 @@ static int exists(const char *path)
     return stat(path, &info) == 0;
 }
 
-/* A folder of the search path: what came before it, as the files that an ini names, wins silently.
- */
+/* Load a folder of the search path. Plugins loaded before, such as files that an ini names, take
+ * precedence without a message. */
 static attn_status search_folder(attnhost *host, const char *folder, attn_error *error)
 {
     host->registry.num_shadowing = host->registry.num_plugins;

@@ -135,8 +135,8 @@ static void note_group(int32_t *groups, uint32_t *count, int32_t group)
     groups[(*count)++] = group;
 }
 
-/* Which KV groups a batch must carry, those of the layers that have a cache, and which state
- * groups; and what it must know of sparse layers. */
+/* Note which KV groups (of layers with a cache) and state groups a batch must carry, and what
+ * sparse layers need in it. */
 static attn_status note_groups(attnhost_backend *backend, const attn_problem *problems,
                                uint32_t num_problems, attn_error *error)
 {
@@ -157,7 +157,7 @@ static attn_status note_groups(attnhost_backend *backend, const attn_problem *pr
     return ATTN_OK;
 }
 
-/* What the tree answers once and for all. */
+/* Answers of the tree that never change. */
 static attn_status note_answers(attnhost_backend *backend, attn_error *error)
 {
     backend->index_forms = backend->child.type->ops->index_forms(backend->child.instance);

@@ -183,8 +183,8 @@ static attn_status check_host_arrays(uint32_t needed, const attn_batch *batch,
     return ATTN_OK;
 }
 
-/* An array of bounds [count + 1] does not fall and covers no more than `limit`; looked at only
- * where the host can read it. */
+/* Check that an array of bounds [count + 1] does not decrease and covers at most `limit`; only if
+ * the host can read it. */
 static attn_status check_indptr(const char *name, const attn_i32_array *array, int64_t count,
                                 int64_t limit, attn_error *error)
 {
@@ -492,8 +492,8 @@ static attn_status claim_slot(struct embed_slots *slots, const struct state_grou
     return ATTN_OK;
 }
 
-/* Sequence s reads its slot: no other may write it, nor may a snapshot, which may be left before
- * all is read. */
+/* Sequence s reads its slot: no other sequence may write it, and no snapshot may go there, as it
+ * may be written before all is read. */
 static attn_status check_read(struct embed_slots *slots, const struct state_group *group, int32_t s,
                               attn_error *error)
 {

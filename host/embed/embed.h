@@ -16,7 +16,7 @@
 struct attnhost {
     struct host_log log;
     struct threads *threads;
-    struct device_allocator allocator; /* its functions are NULL: the kinds' own */
+    struct device_allocator allocator; /* functions are NULL = the kinds' own */
     struct registry registry;
     struct composer composer;
     uint32_t num_backends; /* alive */
@@ -27,15 +27,15 @@ struct embed_scratch {
     void *base;
     uint64_t size;
     uint64_t alignment;
-    uint32_t users; /* metadata, and the backend while it is the newest of its space */
+    uint32_t users; /* users: metadata, and the backend while it is the newest of its space */
 };
 
 /* A layer of a backend. */
 struct embed_layer {
     int32_t layer_id;
     uint32_t flags;                     /* ATTN_GROUP_* */
-    attn_dtype dtypes[ATTN_ROLE_COUNT]; /* of its operands; NONE = not looked at */
-    const char *whose[ATTN_ROLE_COUNT]; /* what says so; static */
+    attn_dtype dtypes[ATTN_ROLE_COUNT]; /* of its operands; NONE = not checked */
+    const char *whose[ATTN_ROLE_COUNT]; /* source of the dtype, for messages; static */
     int32_t device_type;                /* ATTN_DEVICE_* */
     uint32_t min_alignment, kv_strides; /* as the problem promises */
     uint32_t private_operands; /* that calls bring: bits, by their places in the type's list */
@@ -66,13 +66,12 @@ struct attnhost_backend {
  */
 attn_status embed_load_found(attnhost *host, const char *folder, attn_error *error);
 
-/* Can the problems be looked at at all: pointers there, one device, layer ids unique?
- * INVALID_ARGUMENT. */
+/* Are the problems readable: all pointers present, one device, unique layer ids? INVALID_ARGUMENT.
+ */
 attn_status embed_check_problems(const attn_problem *problems, uint32_t num_problems,
                                  attn_error *error);
 
-/* Is a layer group of the engine one that can be read, with its dimensions and layers?
- * INVALID_ARGUMENT. */
+/* Is a layer group of the engine readable, with its dimensions and layers? INVALID_ARGUMENT. */
 attn_status embed_check_group(const attn_layer_group *group, attn_error *error);
 
 /* INVALID_ARGUMENT where a struct of the engine ends before `member`, the last that it must have:
@@ -109,14 +108,15 @@ attn_status embed_check_private(const attnhost_backend *backend, const struct em
 attn_status embed_enter(const attnhost_backend *backend, int *entered, attn_error *error);
 void embed_leave(const attnhost_backend *backend, int entered);
 
-/* After a failure in a backend's plugins: the message, with what the engine's allocator refused. */
+/* After a failure in a backend's plugins: append to the message the size that the engine's
+ * allocator refused. */
 attn_status embed_fail(const attnhost_backend *backend, attn_status status, const host_error *said,
                        attn_error *error);
 
 /* Unload what attnhost_merge() loaded; the device is entered. */
 void embed_merge_finish(attnhost_backend *backend);
 
-/* What the backend says of the choices that it made in prepare(), or NULL. */
+/* The backend's explanation of the choices that it made in prepare(), or NULL. */
 const char *embed_explanation(const attnhost_backend *backend);
 
 /* Copy a sized struct of `size` bytes into one whose owner set struct_size: no more than there is

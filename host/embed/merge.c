@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The kernels as PTX. What stands in for them in a build without nvcc says so: a driver refuses it;
- * one that tests put in its place need not. */
+/* The kernels as PTX. In a build without nvcc this is a placeholder, which a driver refuses; the
+ * fake driver of tests may accept it. */
 #ifdef HAVE_NVCC
 extern const unsigned char merge_kernels_fatbin[];
 extern const uint64_t merge_kernels_fatbin_size;

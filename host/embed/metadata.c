@@ -205,7 +205,7 @@ static attn_status provide_region(attnhost_metadata *metadata, uint32_t region,
     return allocate_own(metadata, region, size, alignment, error);
 }
 
-/* Counters that kernels leave at zero, unless they did not get to their end. */
+/* Counters that kernels leave at zero unless they are aborted. */
 static attn_status zero_counters(const attnhost_metadata *metadata, attn_stream stream,
                                  attn_error *error)
 {
@@ -219,8 +219,8 @@ static attn_status zero_counters(const attnhost_metadata *metadata, attn_stream 
     return status;
 }
 
-/* Done when it returns, whatever the engine has going on: the legacy stream would wait for the
- * engine's streams, and spoil a capture on one of them. */
+/* Complete on return, independent of the engine's streams: the legacy stream would wait for them,
+ * and spoil a capture on one of them. */
 static attn_status zero_counters_now(const attnhost_metadata *metadata, attn_error *error)
 {
     const struct device *device = metadata->backend->device;
@@ -359,7 +359,8 @@ attn_status attnhost_init_forward_metadata(attnhost_metadata *metadata, const at
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* Once a layer: the error struct is prepared here alone, not in the way of a forward that works. */
+/* Called once per layer: only a failure prepares the error struct, so that a successful forward
+ * does not pay for it. */
 static attn_status call_forward(attnhost_metadata *metadata, int32_t layer_id,
                                 const attn_forward_args *args, attn_stream stream, host_error *said)
 {

@@ -96,7 +96,7 @@ static const struct embed_layer *find_layer(const attnhost_backend *backend, int
 }
 
 /* An operand that a group's flag announces: without it, kernels that never look at the operand may
- * have been chosen, and it would be left out without a word. */
+ * have been chosen, which would ignore it silently. */
 static attn_status check_announced(const struct embed_layer *layer, uint32_t role,
                                    const attn_forward_args *args, attn_error *error)
 {

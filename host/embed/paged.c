@@ -6,7 +6,7 @@
 
 #include "host/base/error.h"
 
-/* What the host arrays say; 0 or absent where they do not. */
+/* Values from the host arrays; 0 or absent if there are none. */
 struct lens {
     int32_t max_query_len, max_seq_len;
 };

@@ -67,7 +67,7 @@ static attn_error *blame_operand(attn_error *error)
 
 #define FAIL(error, ...) host_fail(blame_operand(error), ATTN_INVALID_ARGUMENT, __VA_ARGS__)
 
-/* What an extent of a declaration is in this call; 0 = any. */
+/* Value of a declared extent in this call; 0 = any. */
 static int64_t extent_of(const struct embed_layer *layer, const attn_forward_args *args,
                          int64_t extent)
 {

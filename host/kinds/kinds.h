@@ -36,8 +36,8 @@ struct kind_form {
                      struct row_operand *list);
     /* heads and dim of the output's rows. */
     void (*output)(const attn_layer_group *group, struct row_operand *out);
-    /* Heads, dimensions and masks, of a geometry of zeros that knows its kv_layer; NULL = the rows
-     * are not made of queries, keys and values. */
+    /* Fill in heads, dimensions and masks of a geometry that is zero except for kv_layer; NULL =
+     * the rows are not made of queries, keys and values. */
     void (*geometry)(const attn_layer_group *group, generator_layer *geometry);
 };
 

@@ -11,7 +11,7 @@
 
 /* ---- Rows and constants ---------------------------------------------------------------------- */
 
-/* Of the operands that a layer is given these have a row for each row of a step. */
+/* Operands of a layer that have a row for each row of a step. */
 static const uint32_t row_roles[] = {ATTN_ROLE_MIXED_QKV, ATTN_ROLE_GATE_A, ATTN_ROLE_GATE_B};
 enum { ROW_ROLES = sizeof row_roles / sizeof *row_roles };
 

@@ -22,7 +22,7 @@ int32_t mla_packed_bytes(const attn_mla_dims *mla);
 /* Can latents of these dimensions be packed so? INVALID_ARGUMENT says what is accepted. */
 attn_status mla_check_packed(const attn_mla_dims *mla, attn_dtype kv_dtype, attn_error *error);
 
-/* The layouts, and the slots that speak of them. */
+/* The layouts, and the slots of the table that concern them. */
 #define MLA_LAYOUTS                                                                                \
     {                                                                                              \
         ATTN_LAYOUT_MLA_LATENT, ATTN_LAYOUT_MLA_LATENT_FP8                                         \

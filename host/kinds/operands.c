@@ -17,7 +17,7 @@ static const attn_layer_group *group_of(const struct model *model, int32_t layer
     return &model->groups[layer_of(model, layer)->group];
 }
 
-/* What it is like to be called under this number. */
+/* Properties of a layer that is called by this number. */
 static const struct kind_form *form_of(const struct model *model, int32_t layer)
 {
     const struct kind_ops *kind = kind_of(group_of(model, layer));

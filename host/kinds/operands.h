@@ -38,7 +38,7 @@ struct row_operand {
 /* Operands of a layer at most. */
 enum { OPERANDS_MAX = 7 };
 
-/* Under which number `layer` is called in batches of this mode: its own, or that of its expanded
+/* The number by which `layer` is called in batches of this mode: its own, or that of its expanded
  * form. Where a function below has a `layer`, either is fine. */
 int32_t operands_form(const struct model *model, int32_t layer, uint32_t mode);
 
@@ -57,11 +57,11 @@ uint32_t operands_count_kv(const struct row_operand *list, uint32_t count);
 /* Have new keys and values rows of their own, those of an encoder (cross attention)? */
 bool operands_are_encoded(const struct model *model, int32_t layer);
 
-/* The same of what else the expanded form is given: new latents, made as for layer l. None in
- * other forms. */
+/* The same for the additional operands of the expanded form: new latents, generated as for layer l.
+ * Other forms have none. */
 uint32_t operands_list_latents(const struct model *model, int32_t layer, struct row_operand *list);
 
-/* What a layer writes; nothing is made of it. The LSE of the expanded form, likewise. */
+/* The output of a layer, which is not generated; and the LSE of the expanded form. */
 struct row_operand operands_output(const struct model *model, int32_t layer);
 struct row_operand operands_lse(const struct model *model, int32_t layer);
 

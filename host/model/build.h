@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * build.h: building a model, layer by layer. Private to model*.c.
- */
+ * build.h: building a model, layer by layer. Private to model/. */
 #ifndef HOST_MODEL_BUILD_H
 #define HOST_MODEL_BUILD_H
 
@@ -48,7 +47,8 @@ void model_spec_sparse(struct model_spec *spec, int32_t top_k, int32_t label_dim
 /* A recurrence; `dims` is copied. Head counts of the group are those of the recurrence. */
 void model_spec_linear(struct model_spec *spec, const attn_linear_dims *dims);
 
-/* An empty model; NULL when memory ran out. `config` says where KV groups part; NULL: nowhere. */
+/* An empty model; NULL when memory ran out. `config` says which layers have a KV group of their
+ * own; NULL = none. */
 struct model *model_new(const char *name, const char *architecture, const struct config *config);
 
 /* Append a layer, of which the model has the heads of rank tp_rank, with its own buffer where its
@@ -69,7 +69,7 @@ attn_status model_add_draft_layer(struct model *model, const struct model_spec *
 /* Append the draft model that [speculative] describes (draft.c). */
 attn_status model_add_drafts(struct model *model, const struct config *config, attn_error *error);
 
-/* Settle what depends on all layers (KV groups' limits). Call once, after the last layer. */
+/* Set values that depend on all layers (limits of KV groups). Call once, after the last layer. */
 void model_settle(struct model *model);
 
 #endif /* HOST_MODEL_BUILD_H */

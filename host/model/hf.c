@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hf.c: a model from a Hugging Face config.json: what all families share, and the whole.
+ * hf.c: a model from a Hugging Face config.json: the code that all families share.
  *
  * The table of architectures is in model/hf_table.c; a family's layers are in the file named after
  * it: model/hf_dense.c, model/hf_mla.c, model/hf_state.c, model/hf_hybrid.c, model/hf_encoder.c.
- * What no family has read is judged by model/hf_keys.c.
- */
+ * model/hf_keys.c judges the keys that no family has read. */
 #include "host/model/hf.h"
 
 #include <float.h>
@@ -250,7 +249,8 @@ attn_dtype hf_state_dtype(const struct hf_source *source)
 
 /* ---- Which architecture ---------------------------------------------------------------------- */
 
-/* What a class adds to its family for a task; attention is the same in all of them. */
+/* Endings that a class adds to its family's name for a task; attention is the same in all of them.
+ */
 static const char *const tasks[] = {"ForCausalLM",
                                     "ForConditionalGeneration",
                                     "ForSequenceClassification",
@@ -361,8 +361,7 @@ static const struct hf_architecture *find_by_keys(const struct json_reader *text
     return json_has(text, "kv_lora_rank") ? &latent : &softmax;
 }
 
-/* The text model's object, or the whole file. An omni model's text model is that of the part that
- * thinks. */
+/* The text model's object, or the whole file. An omni model's text model is its thinker's. */
 static void find_text(struct hf_source *source)
 {
     struct json_reader thinker;

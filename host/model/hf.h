@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hf.h: the families of Hugging Face models. Private to model_hf*.c.
+ * hf.h: the families of Hugging Face models. Private to model/hf*.c.
  *
  * Each architecture name maps to a family, which knows the names of the fields, and to defaults,
- * which stand in for fields that Transformers' configuration classes let a file leave out.
- */
+ * which stand in for fields that Transformers' configuration classes let a file leave out. */
 #ifndef HOST_MODEL_HF_H
 #define HOST_MODEL_HF_H
 
@@ -92,7 +91,7 @@ struct hf_text_type {
 extern const struct hf_text_type hf_text_types[];
 extern const size_t hf_num_text_types;
 
-/* Architectures whose attention the ABI has no words for, and which part of it. */
+/* Architectures whose attention the ABI cannot describe, and why. */
 struct hf_beyond {
     const char *name, *why;
 };
@@ -119,7 +118,7 @@ void hf_build_decoder(struct hf_source *source); /* such a decoder alone */
 
 /* ---- What families share --------------------------------------------------------------------- */
 
-/* Has nothing gone wrong so far? */
+/* True until the first error. */
 bool hf_ok(const struct hf_source *source);
 
 /* model_add_layer(), whose error sticks as the readers' do. */
@@ -171,13 +170,13 @@ void hf_fail_item(const struct hf_source *source, const char *list, int32_t inde
 /* Is it a whole number from 0 to `most`? */
 bool hf_is_index(const cJSON *item, int32_t most);
 
-/* Layers of a kind that the ABI has no words for; `what` is static. */
+/* Note layers of a kind that the ABI cannot describe; `what` is static. */
 void hf_leave_out(struct hf_source *source, const char *what);
 
-/* Keys that change nothing here, though they sound as if they did; say why at the call. */
+/* Keys whose names suggest attention, but which do not change it here; say why at the call. */
 void hf_no_matter(const struct json_reader *reader, const char *keys);
 
-/* Refuse what no reader has looked at, if it is about attention and not neutral (hf_keys.c). */
+/* Refuse each unread key that is about attention and not neutral (hf_keys.c). */
 void hf_check_unread(const struct hf_source *source, const struct json_reader *reader);
 
 /* Refuse every unread key that sounds like attention: for models that are read by their keys. */

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hf_keys.c: keys of a config.json that say something about attention, and what is neutral in them.
+ * hf_keys.c: keys of a config.json that concern attention, and their neutral values.
  *
- * A family declares a key by reading it. A key of this table that nothing has read, with a value
- * that is not neutral, would be ignored and the model computed as another one: it is refused by
- * name.
- */
+ * A family declares a key by reading it. If a key of this table is unread and its value is not
+ * neutral, ignoring it would describe another model, so it is refused by name. */
 #include "host/model/hf.h"
 
 #include <stdio.h>
@@ -136,7 +134,7 @@ static bool is_neutral(const cJSON *value, const char *neutral)
     return is_among(text, neutral);
 }
 
-/* "null", "null or false", "null, 0 or 1": what is neutral, for people. */
+/* "null", "null or false", "null, 0 or 1": the neutral values, for messages. */
 static void accepted_text(const char *neutral, char *text, size_t size)
 {
     const char *all_full = "full_attention for every layer";
@@ -181,7 +179,7 @@ void hf_check_unread(const struct hf_source *source, const struct json_reader *r
 
 /* ---- Models that are read by their keys alone ------------------------------------------------ */
 
-/* What the name of a key about attention has in it. */
+/* Words in the names of keys about attention. */
 static const char *const words[] = {
     "attn",      "attention", "window",        "head",     "kv_",      "_kv",        "chunk",
     "sparse",    "index",     "layer_type",    "mixer",    "ssm",      "mamba",      "linear",

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * json.h: reading fields of a config.json, with errors that name file, path, value and accepted
- * values. Private to model*.c.
+ * values. Private to model/.
  *
  * A reader looks at one object of the file. The first error sticks: later calls return their
- * default and change nothing, so a reader's status is looked at once, after many fields.
- */
+ * default and change nothing, so one check of a reader's status after many fields is enough. */
 #ifndef HOST_MODEL_JSON_H
 #define HOST_MODEL_JSON_H
 

@@ -442,7 +442,7 @@ struct model *model_new(const char *name, const char *architecture, const struct
     return model;
 }
 
-/* A copy of a sized struct as this host knows it; what the other side has no word for is 0. */
+/* A copy of a sized struct as this host knows it; members that the other side lacks are 0. */
 static void copy_sized(void *to, const void *from, size_t size)
 {
     uint32_t given = *(const uint32_t *)from, written = (uint32_t)size;
@@ -628,7 +628,7 @@ const char *model_linear_name(uint32_t family)
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* Text into a fixed buffer; what does not fit is left out and marked once, at the end. */
+/* Text into a fixed buffer; if it does not fit, it is cut and marked once, at the end. */
 struct cut_text {
     char *text;
     size_t size, length;

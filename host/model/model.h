@@ -66,8 +66,8 @@ struct model {
     bool has_window_pool;    /* kv_cache.hybrid_swa_memory */
     bool has_type[CONFIG_LAYER_COUNT]; /* which types of layers a [model] section has */
     bool conv_bias;                    /* the convolutions of its linear layers have a bias */
-    const char *left_out;  /* static: what its layers are that the ABI has no words for, or NULL */
-    uint32_t num_left_out; /* how many of them there are; they are not in `layers` */
+    const char *left_out;              /* static: layers that the ABI cannot describe, or NULL */
+    uint32_t num_left_out;             /* how many of them there are; they are not in `layers` */
     uint32_t first_draft_group; /* from it on groups are the draft model's alone; 0 = none is */
     uint32_t num_layers;
     uint32_t num_groups;
@@ -97,9 +97,9 @@ attn_status model_create_hf_text(const char *text, size_t length, const char *na
                                  const struct config *config, struct model **model,
                                  attn_error *error);
 
-/* Of an engine's own groups, which can be looked at (embed_check_group()): copies, with the
- * engine's ids, buffers and KV groups. It is for questions alone: layers, kv_groups and buffers
- * stay empty. `config` gives dtype and max_context_len, and the form of latent layers. */
+/* A model of an engine's own groups, which embed_check_group() has accepted: copies, with the
+ * engine's ids, buffers and KV groups. It only serves queries: layers, kv_groups and buffers stay
+ * empty. `config` gives dtype and max_context_len, and the form of latent layers. */
 attn_status model_create_groups(const char *name, const attn_layer_group *groups, uint32_t count,
                                 const struct config *config, int32_t max_encoder_len,
                                 struct model **model, attn_error *error);
@@ -114,8 +114,8 @@ bool model_has_tower(const struct model *model);
 /* The KV group that holds MODEL_KV_*; NULL = there is none. */
 const struct model_kv_group *model_kv_group_of(const struct model *model, uint32_t holds);
 
-/* Does a decoder read an encoder's keys, by cross attention? Then requests share no prefixes: what
- * the keys of one are depends on what the encoder read. */
+/* Does a decoder read an encoder's keys, by cross attention? Then requests share no prefixes: the
+ * keys of a request depend on the input of its encoder. */
 bool model_crosses(const struct model *model);
 
 /* Does a layer run in batches of this mode? The draft model's run where prompts are computed and in

@@ -216,8 +216,8 @@ warned()
     explained=$?
     quiet=--quiet once=$(test -z "$words" || echo 1)
     if test $ran -eq 0 && test $explained -eq 0 && line run | grep -q "$words" && line out | grep -q "$words" &&
-        test "$(grep -c -E ': no effect|nothing takes' "$folder/run")" -eq "${once:-0}" &&
-        test "$(grep -c -E ': no effect|nothing takes' "$folder/out")" -eq "${once:-0}"; then
+        test "$(grep -c -E ': no effect|matches nothing' "$folder/run")" -eq "${once:-0}" &&
+        test "$(grep -c -E ': no effect|matches nothing' "$folder/out")" -eq "${once:-0}"; then
         tap_ok "$*: ${words:-nothing is idle}"
     else
         tap_not_ok "$*: ${words:-nothing is idle}: exit $ran, $explained" \

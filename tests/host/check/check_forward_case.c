@@ -569,7 +569,7 @@ static const struct {
     {LAST_KEY_DROPPED, 1, "error too large"},
     {POSITION_LATER, 1, "error too large"},
     {LSE_BASE_2, 1, "LSE row"},
-    {LAST_ROW_MISSING, 1, "not finite"},
+    {LAST_ROW_MISSING, 1, "NaN or infinity"},
     {NEIGHBOUR_VALUE, 1, ""},
     {KV_NOT_SAVED, 1, "k_cache: "},
     {WRITES_BEYOND, 1, "out: byte"},
@@ -618,7 +618,7 @@ TEST_OF(judge, repetitions_without_a_promise)
     wrong_backend.promises_nothing = true;
     forward_case_judge(c, &backend, &how, &verdict);
     ck_assert_msg(!verdict.good && strncmp(verdict.text, "repetition 2 of 5: ", 19) == 0 &&
-                      strstr(verdict.text, "not finite"),
+                      strstr(verdict.text, "NaN or infinity"),
                   "%s", verdict.text);
     forward_case_destroy(c);
 }
@@ -688,7 +688,7 @@ TEST_OF(judge, what_is_wrong_with_latents_is_bad)
         const char *word;
     } of[] = {{SCALE_OFF, false, "error too large"},   {LAST_KEY_DROPPED, false, "error too large"},
               {KV_NOT_SAVED, false, "latent_cache: "}, {KV_NOT_SAVED, true, "latent_cache: "},
-              {WRITES_QUERY, true, "q: byte"},         {LAST_ROW_MISSING, true, "not finite"}};
+              {WRITES_QUERY, true, "q: byte"},         {LAST_ROW_MISSING, true, "NaN or infinity"}};
     for (size_t n = 0; n < sizeof of / sizeof of[0]; n++) {
         struct case_spec spec = latent_spec(of[n].expanded);
         struct case_verdict verdict = judge(&spec, NOTHING_WRONG, 1);

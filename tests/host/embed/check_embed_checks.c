@@ -301,7 +301,7 @@ TEST_OF(checks, many_slots)
     snapshots[32] = snapshots[3];
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base),
                      ATTN_INVALID_ARGUMENT);
-    assert_says("batch.state_groups[0].snapshots[32] is 832, which is written for sequence 0 too");
+    assert_says("batch.state_groups[0].snapshots[32] is 832, which sequence 0 writes, too");
     attnhost_metadata_destroy(metadata);
     attnhost_backend_destroy(backend);
 }

@@ -990,7 +990,7 @@ static const struct {
      "a sliding window and cross attention in one model are not served"},
     {{"model.layer_types=full cross", "speculative.draft_tokens=4"},
      EXIT_USAGE,
-     "cross layers, which no draft is verified in"},
+     "cross layers, which cannot verify drafts"},
     {{"speculative.draft_tokens=1"}, EXIT_USAGE, "accepted 0 for no drafts, or 2..64"},
     {{"speculative.draft_tokens=4", "speculative.topk=4"}, EXIT_USAGE, "accepted 1..3"},
     {{"speculative.draft_tokens=4", "workload.mixed=yes"}, EXIT_USAGE, "steps of their own"},
