@@ -25,7 +25,7 @@ enum {
     MAX_REASONS = 16
 };
 
-/* What a sample lasts at least, so that clocks and gaps weigh little. */
+/* Minimum duration of a sample, so that the clock's resolution and gaps matter little. */
 #define SAMPLE_US     1000.0
 #define SAMPLE_US_CPU 2000.0
 
@@ -45,8 +45,9 @@ enum { MEASURE_CALLS = LEAST_ROUNDS + 3 };
  * how long something may take, not to say how good a time is. */
 #define CODES_SPEED 2.0
 
-/* Ceilings are medians of a short measurement, and a machine that is shared gives more at times.
- * What is this many times as fast as the nearer ceiling is no attention over these inputs. */
+/* Ceilings are medians of a short measurement, and a shared machine is faster at times. A backend
+ * that is this many times as fast as the nearer ceiling does not compute attention over these
+ * inputs. */
 #define CEILING_ERROR 1.25
 
 /* One backend of an entry, while it is measured. */
@@ -111,7 +112,7 @@ void bench_report_finish(struct bench_report *report)
     memset(report, 0, sizeof *report);
 }
 
-/* How far it is. */
+/* Progress of the measurement. */
 static void tell(const struct bench_params *params, const struct bench_report *report, size_t done,
                  const char *what)
 {
@@ -148,7 +149,7 @@ static void make_problem(const struct bench_params *params, const struct bench_s
     problem->problem.required_traits = params->required_traits;
 }
 
-/* Asks with one layout; sets run->layout and run->graph where the answer is yes. */
+/* Query with one layout; sets run->layout and run->graph if the backend accepts. */
 static attn_status ask_layout(const struct bench_params *params, const struct bench_entry *entry,
                               struct bench_run *run, const char *layout, attn_error *error)
 {
@@ -267,7 +268,7 @@ static attn_status judge_output(struct contender *c, const char *when, attn_erro
     return status;
 }
 
-/* The look at a slow backend is its only sample. */
+/* The first call of a slow backend is its only sample. */
 static attn_status keep_one_call(struct contender *c, double us, attn_error *error)
 {
     c->run->one_call = true;
@@ -377,7 +378,7 @@ static void finish_contender(struct contender *c)
 
 /* ---- Rounds ---------------------------------------------------------------------------------- */
 
-/* What a failure means for a run. A device that is lost ends everything. */
+/* Record a failure in a run. A lost device ends the bench. */
 static attn_status note_failure(const struct contender *c, attn_status status,
                                 const host_error *said, attn_error *error)
 {
@@ -406,7 +407,8 @@ static attn_status time_block(struct contender *c, attn_error *error)
     return bench_samples_add(&run->samples, us, c->timer->samples, error);
 }
 
-/* Until everybody has had the time, or the entry, whose inputs take time as well, is due. */
+/* Until every backend has used its share of the time, or the entry's time, which includes making
+ * its inputs, is over. */
 static attn_status run_rounds(struct contender *contenders, uint32_t count, double seconds,
                               int64_t due_ns, attn_error *error)
 {
@@ -423,7 +425,7 @@ static attn_status run_rounds(struct contender *contenders, uint32_t count, doub
     return status;
 }
 
-/* What was timed is run and judged once more: as it was timed, from its graph. */
+/* After timing, run and judge it once more, in the same way: from its graph. */
 static attn_status judge_again(struct contender *c, attn_error *error)
 {
     const struct bench_work work = work_of(c);
@@ -616,7 +618,7 @@ static int anyone_serves(const struct bench_entry *entry)
     return 0;
 }
 
-/* Inputs that cannot be made are everybody's failure. */
+/* If the inputs cannot be made, all backends fail. */
 static attn_status note_no_inputs(const struct bench_params *params, struct bench_entry *entry,
                                   const host_error *said, attn_error *error)
 {
@@ -659,9 +661,8 @@ static double floor_us(const struct bench_report *report, const struct bench_ent
     return bench_floor_us(report, entry, &bound);
 }
 
-/* What is ahead of us, now that the ceilings are known: everybody's share, or a call that is
- * longer.
- */
+/* The remaining time, once the ceilings are known: each backend's share, or one call if that is
+ * longer. */
 static double predicted_seconds(const struct bench_report *report)
 {
     double seconds = 0;
@@ -673,7 +674,7 @@ static double predicted_seconds(const struct bench_report *report)
     return seconds;
 }
 
-/* Is it too late to begin this entry? The first one and short ones always have their turn. */
+/* Is it too late to begin this entry? The first entry and short ones always run. */
 static int too_late(const struct bench_report *report, const struct bench_entry *entry,
                     int64_t begin_ns)
 {

@@ -48,7 +48,7 @@ struct bench_run {
     uint32_t calls;                 /* forwards of a sample */
     bool first_call_slow;           /* the trait of its verdict: calls may compile at first */
     double warm_seconds;            /* in which it was called until it had compiled */
-    bool one_call;                  /* so slow that one call is all that was measured */
+    bool one_call;                  /* so slow that only one call was measured */
     struct bench_samples samples;   /* microseconds of one forward: the mean of a sample */
     uint32_t per_round;             /* samples */
     struct bench_summary us;
@@ -73,7 +73,7 @@ struct bench_entry {
 struct bench_report {
     struct provenance from; /* its device is set by bench_measure() */
     uint64_t seed;
-    int interrupted; /* what was left is left out */
+    int interrupted; /* the remaining entries were left out */
     double seconds;  /* each backend of an entry is measured for about so long */
     double total;    /* ... and all of it takes about so long at most; 0 = however long */
     double sustain;  /* seconds of load before an entry is measured; 0 = the device stays cool */
@@ -121,8 +121,8 @@ struct bench_params {
     void *progress_ctx;
 };
 
-/* Measure the ceilings and all entries of the report, whose seed, seconds and sustain are set. What
- * a backend refuses or fails at stands in its run. An error is what makes going on pointless: an
+/* Measure the ceilings and all entries of the report, whose seed, seconds and sustain are set. A
+ * backend's refusal or failure is recorded in its run. Errors are those that end the bench: an
  * unknown backend (CONFIG_ERROR), a device that is lost, no memory. */
 attn_status bench_measure(const struct bench_params *params, struct bench_report *report,
                           attn_error *error);

@@ -20,7 +20,7 @@
 
 enum { LEAST_BLOCKS = 5, MAX_BLOCKS = 50 };
 
-/* What all loads of a device work with. */
+/* Memory shared by all loads of a device. */
 struct load {
     const struct device *device;
     struct threads *threads;

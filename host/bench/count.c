@@ -40,7 +40,7 @@ static struct range seen_by(const struct bench_shape *shape, int64_t kv_len, int
     return seen;
 }
 
-/* Elements of what a token brings and leaves, and of the products of a pair. */
+/* Elements that a token reads and writes, and operations of a (query, key) pair. */
 struct widths {
     double q, out;
     double keys;  /* new keys and values, and what is read of those of the cache */
@@ -89,8 +89,8 @@ static void count_sequence(const struct bench_shape *shape, int32_t s, struct be
     count->seen_keys += seen[0] + seen[1];
 }
 
-/* What the indexer adds to attention, which reads chosen latents alone: no more than are seen. The choice is read, or
- * written for its own sake. */
+/* The indexer's work in addition to attention, which reads only the chosen latents, at most those
+ * that are seen. The choice is read, or is the only output. */
 static void count_sparse(const struct bench_shape *shape, struct bench_count *count)
 {
     const struct widths widths = widths_of(shape);

@@ -295,7 +295,8 @@ static void add_choice(struct bench_inputs *inputs)
                                                .shape = {tokens}});
 }
 
-/* The indexer has no part in a call whose choice is given, all else none in a call for the choice alone. */
+/* A call with a given choice has no operands of the indexer; a call for the choice alone has only
+ * those. */
 static bool is_left_out(const struct bench_shape *shape, uint32_t role)
 {
     bool index =
@@ -550,7 +551,7 @@ static void fill_arrays(struct bench_inputs *inputs, uint64_t seed)
 
 /* ---- The batch ------------------------------------------------------------------------------- */
 
-/* Where the device has what lies at `array` in the host's block. */
+/* The device's address of `array`, which lies in the host's block. */
 static const void *on_device(const struct bench_inputs *inputs, const void *array)
 {
     return inputs->device_block + ((const char *)array - inputs->block);
@@ -692,7 +693,7 @@ static attn_status make_arrays(struct bench_inputs *inputs, uint64_t seed, attn_
 /* Random elements, of which operands are made by repetition. */
 enum { POOL = 1 << 19, POOL_Q = 0, POOL_NEW_KV, POOL_CACHE, NUM_POOLS };
 
-/* What is repeated: elements, from any of them on, or whole rows. */
+/* The repeated pattern: elements, from any one on, or whole rows. */
 struct pattern {
     const char *bytes;
     uint64_t size, count; /* bytes of a piece; pieces */
@@ -1075,7 +1076,7 @@ static void view_constant(const struct bench_inputs *inputs, uint32_t role, attn
          described.dtype, described.ndim, described.shape, tensor);
 }
 
-/* Of what is fp8, and given. */
+/* Scales of operands that are fp8 and given. */
 static void set_scales(const struct bench_inputs *inputs, struct bench_call *call)
 {
     static const uint32_t roles[] = {ATTN_ROLE_Q, ATTN_ROLE_K, ATTN_ROLE_V};

@@ -58,7 +58,7 @@ struct bench_arrays {
     char *constants[ATTN_ROLE_COUNT]; /* of the layer: sinks, slopes, A_log ...; NULL = none */
 };
 
-/* What an operand of a copy is made of: rows of new tokens, pages of a cache, slots of states. */
+/* The unit of an operand in a copy: rows of new tokens, pages of a cache, slots of states. */
 enum { BENCH_PER_TOKEN, BENCH_PER_PAGE, BENCH_PER_SLOT };
 
 struct bench_operand {

@@ -78,7 +78,8 @@ static bool is_row_own(const struct bench_inputs *inputs, uint32_t role)
             role == ATTN_ROLE_SPARSE_INDICES || role == ATTN_ROLE_SPARSE_COUNT);
 }
 
-/* What all rows of a sequence read: new tokens' rows, pages, and slots before and after. */
+/* The data that all rows of a sequence read: new tokens' rows, pages, and slots before and after.
+ */
 static attn_status fetch_sequence(struct mirror *mirror, int32_t s, attn_error *error)
 {
     const struct bench_inputs *from = mirror->from;
@@ -241,7 +242,7 @@ static attn_status judge_choice(struct mirror *mirror, const struct bench_call *
     return ATTN_OK;
 }
 
-/* As attention to what was chosen. */
+/* Judge it as attention to the chosen keys. */
 static void take_choice_as_given(struct bench_call *call)
 {
     static const uint32_t index[] = {ATTN_ROLE_INDEX_Q, ATTN_ROLE_INDEX_WEIGHTS, ATTN_ROLE_INDEX_K};
@@ -275,7 +276,7 @@ static attn_status judge_row(struct mirror *mirror, const char *layout,
     return status;
 }
 
-/* What a key of a row costs, in keys of attention. */
+/* The cost of a key of a row, in keys of attention. */
 static int key_cost(const struct bench_shape *shape)
 {
     if (shape->kind == BENCH_SPARSE && shape->choice != BENCH_CHOICE_GIVEN)

@@ -32,7 +32,7 @@ static const char *layout_note(const struct bench_run *run)
                                                                 : "";
 }
 
-/* Four digits that mean something, whatever the size. */
+/* Four significant digits. */
 static const char *number(double value, char text[32])
 {
     int decimals = value < 10 ? 3 : value < 100 ? 2 : value < 1000 ? 1 : 0;
@@ -40,7 +40,7 @@ static const char *number(double value, char text[32])
     return text;
 }
 
-/* What the matrix ceiling multiplies (ceilings.h). */
+/* Type of the operands of the matrix ceiling (ceilings.h). */
 static attn_dtype matrix_dtype(const struct bench_report *report)
 {
     return report->from.device.type == ATTN_DEVICE_CPU ? ATTN_F32 : ATTN_BF16;
@@ -124,7 +124,7 @@ static void print_impossible(const struct bench_run *run, FILE *file)
             run->backend, run->fraction, bounds[run->bound]);
 }
 
-/* Of a backend that compiles in its first calls: what is shown may be one of them. */
+/* For a backend that compiles in its first calls: the figure may be one of these calls. */
 static void print_warm(const struct bench_run *run, FILE *file)
 {
     if (run->one_call && run->warm_seconds > 0)

@@ -937,7 +937,8 @@ static bool same_lens(const struct bench_lens *a, const struct bench_lens *b)
            memcmp(a->items, b->items, (size_t)a->count * sizeof a->items[0]) == 0;
 }
 
-/* Queries, the cache where it differs, and what is of another type than one would think. */
+/* The type of queries, that of the cache if it differs, and other types that are not the default.
+ */
 static void append_dtypes(const struct bench_shape *shape, strbuf *text)
 {
     bool fp8 = dtype_is_fp8(shape->dtype) || dtype_is_fp8(shape->new_kv_dtype);
@@ -986,7 +987,7 @@ static void append_sparse(const struct bench_shape *shape, strbuf *text)
         strbuf_appendf(text, " %s", word_of(choices, shape->choice));
 }
 
-/* Heads and dimensions; of a recurrence also what its state is. */
+/* Heads and dimensions; for a recurrence, its state, too. */
 static void append_dims(const struct bench_shape *shape, strbuf *text)
 {
     bool has_keys = (LAYERS_RECURRENT >> shape->kind & 1) != 0;

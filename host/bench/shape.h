@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shape.h: what `attnhost bench` measures: shapes as they are written on a command line, and
- * what one forward of a shape must compute and move.
+ * shape.h: shapes of `attnhost bench`: their text on a command line, and the operations and bytes
+ * of one forward.
  *
  *   shape  = KEY=VALUE[,KEY=VALUE]...
  *   VALUE  = ITEM[:ITEM]...     each item makes a separate shape; of several keys with several
@@ -16,8 +16,7 @@
  * key that is left out has the value of the base shape, or, where that is of another kind, the
  * kind's own; where there is none either, q_len is 1 in a decode and else kv_len (no prefix),
  * v_head_dim is head_dim (latent layers: nope_dim), and a mixed batch's second half are decodes.
- * All types are the queries', except the output's with fp8 queries: the base shape's dtype.
- */
+ * All types are the queries', except the output's with fp8 queries: the base shape's dtype. */
 #ifndef HOST_BENCH_SHAPE_H
 #define HOST_BENCH_SHAPE_H
 
@@ -104,8 +103,8 @@ struct bench_shape {
     int32_t conv_width;     /* 0 = none */
     int32_t gates;          /* 1 = raw, 0 = computed */
     attn_dtype state_dtype; /* ATTN_F32 or ATTN_BF16 */
-    /* What no key says: flags but RAW_GATES, bounds of gates, the chunk, conv_dtype (NONE = dtype);
-     * do the convolutions have a bias? */
+    /* Parameters without a key: flags except RAW_GATES, bounds of gates, the chunk, conv_dtype
+     * (NONE = dtype); do the convolutions have a bias? */
     attn_linear_dims linear;
     bool conv_bias;
 };
@@ -130,7 +129,7 @@ void bench_shape_print_keys(FILE *file);
 
 /* ---- Of a complete shape --------------------------------------------------------------------- */
 
-/* "decode B32 kv4096 H32/8 D128 bf16": what is unusual follows. For people; cut to `size`. */
+/* "decode B32 kv4096 H32/8 D128 bf16": unusual parameters follow. For people; cut to `size`. */
 void bench_shape_text(const struct bench_shape *shape, char *text, size_t size);
 
 /* A key's value, for reports; of `number`, `integer`, `text`, `lens` one is set. */
@@ -184,11 +183,12 @@ struct bench_count {
      * chunks of BENCH_LINEAR_CHUNK tokens: pairs below the diagonal, rows by state, and the
      * convolution's taps. */
     double flop;
-    /* What must cross memory once: seen keys and values (of new tokens from k and v, unless these
-     * are in the cache already), q, the output, and new keys and values written to the cache; each
-     * of its own type. Scales are not counted. A sparse layer: labels of seen keys, and each chosen
-     * latent for each query, but no more than are seen. A recurrence: rows and gates, outputs, and states,
-     * also the convolution's, which are read where a sequence has a prefix, and written. */
+    /* Bytes that must cross memory once: seen keys and values (of new tokens from k and v, unless
+     * these are in the cache already), q, the output, and new keys and values written to the cache;
+     * each of its own type. Scales are not counted. A sparse layer: labels of seen keys, and each
+     * chosen latent for each query, but no more than are seen. A recurrence: rows and gates,
+     * outputs, and states, also the convolution's, which are read where a sequence has a prefix,
+     * and written. */
     double bytes;
 };
 enum { BENCH_LINEAR_CHUNK = 64 };

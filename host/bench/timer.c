@@ -13,7 +13,7 @@
 #include "host/base/error.h"
 
 enum { REST = 4 };                /* a cool device works a fifth of the time */
-enum { FIRST_CALL_US = 3000000 }; /* what is compiled when it is called first may take so long */
+enum { FIRST_CALL_US = 3000000 }; /* time that a first call may take to compile */
 
 enum {
     CACHES = 4,

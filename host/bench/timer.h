@@ -53,7 +53,7 @@ attn_status bench_timer_estimate(const struct bench_timer *timer, const struct b
 attn_status bench_timer_sustain(const struct bench_timer *timer, const struct bench_work *works,
                                 uint32_t count, double seconds, attn_error *error);
 
-/* Bytes of which the last-level cache keeps little until one comes back to them. */
+/* A working set of which the last-level cache keeps little from one pass to the next. */
 uint64_t bench_beyond_cache(const struct device *device);
 
 /* ---- Samples --------------------------------------------------------------------------------- */

@@ -53,7 +53,7 @@ static void terminate_texts(attn_verdict *verdict)
 /* Upper bound on the reasons of an answer; callers allocate this many. */
 enum { MAX_REASONS = 1024 };
 
-/* NULL, or what contradicts itself. */
+/* NULL, or the contradiction in the verdict. */
 static const char *find_defect(const attn_verdict *verdict)
 {
     if (verdict->supported > 1)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * compose.c: see compose.h. Definitions first, then building a tree, then what is done with one.
- */
+ * compose.c: see compose.h. Definitions first, then the building of a tree, then its use. */
 #include "host/plugin/compose.h"
 
 #include "host/plugin/answer.h"
@@ -414,7 +413,7 @@ attn_status compose_create(struct compose_node *node, const attn_problem *proble
 
 /* ---- Services for composites ----------------------------------------------------------------- */
 
-/* A composite may ask for what its options name, and for nothing else. */
+/* A composite may use only the children that its options name. */
 static attn_status require_child(struct compose_node *node, const char *name,
                                  struct compose_node **child, attn_error *error)
 {
@@ -426,7 +425,7 @@ static attn_status require_child(struct compose_node *node, const char *name,
                      name ? name : "");
 }
 
-/* A lost device stays one: its cure is not the child's. */
+/* DEVICE_LOST stays DEVICE_LOST, as its remedy concerns the device, not the child. */
 static attn_status child_failed(attn_status status, attn_error *error)
 {
     if (status == ATTN_DEVICE_LOST)
@@ -436,8 +435,8 @@ static attn_status child_failed(attn_status status, attn_error *error)
     return ATTN_CHILD_FAILED;
 }
 
-/* Composites take batches apart, and only the vendor knows which part of a private operand belongs
- * to which rows: no child gets one. */
+/* Composites split batches, and only the vendor knows which part of a private operand belongs to
+ * which rows, so no child gets one. */
 static void refuse_private(const char *operand, attn_verdict *verdict)
 {
     attn_reason *reason = verdict->reasons_capacity > 0 ? verdict->reasons : NULL;

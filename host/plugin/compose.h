@@ -72,12 +72,12 @@ attn_status composer_define(struct composer *composer, const char *name, const c
 /* The definition of this name, or NULL. */
 const struct compose_definition *composer_find(const struct composer *composer, const char *name);
 
-/* Is there a backend of this name, defined or a type? Not whether it can be resolved. */
+/* Is there a backend of this name, a definition or a type? It may still fail to resolve. */
 int composer_has(const struct composer *composer, const char *name);
 
-/* Build the tree of `name`. `device` (borrowed) may be NULL for a tree that is only asked. Warnings
- * about deprecated options go to the log if `device` is given. CONFIG_ERROR for an unknown name
- * (with the nearest), wrong options, a cycle ("a -> b -> a"). */
+/* Build the tree of `name`. `device` (borrowed) may be NULL for a tree that only answers queries.
+ * Warnings about deprecated options go to the log if `device` is given. CONFIG_ERROR for an unknown
+ * name (with the nearest), wrong options, a cycle ("a -> b -> a"). */
 attn_status compose_resolve(const struct composer *composer, const char *name,
                             const struct device *device, struct compose_node **root,
                             attn_error *error);
@@ -94,11 +94,11 @@ attn_status compose_query(struct compose_node *node, const attn_problem *problem
 attn_status compose_create(struct compose_node *node, const attn_problem *problems,
                            uint32_t num_problems, attn_child *child, attn_error *error);
 
-/* What an allocator that is not the host's refused the tree's instances, after the error's message.
+/* Append to the error's message the size that an engine's allocator refused the tree's instances.
  */
 void compose_explain(struct compose_node *root, attn_error *error);
 
-/* Forget the rows that were counted so far: those of prepare() are not a request's. Paths stay. */
+/* Reset the row counts, as rows computed in prepare() belong to no request. Paths stay. */
 void compose_reset_rows(struct compose_node *root);
 
 /* Nodes of the tree, and the one with this index; each before its children. NULL beyond the last.

@@ -172,8 +172,7 @@ static const struct guard_party *last_party;
 
 void guard_check_all(const struct guard_call *call)
 {
-    if (fpu_clear_alignment_check() &&
-        !let_be) /* first: whatever follows may access what is not aligned */
+    if (fpu_clear_alignment_check() && !let_be) /* first: later code may make unaligned accesses */
         guard_report(call, GUARD_KIND_ALIGNMENT,
                      "the processor's check of alignment (flag AC) is on", true);
     guard_check_fpu(call);

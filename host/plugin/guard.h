@@ -7,15 +7,14 @@
  * the call changed in the process is found and undone:
  *
  *   after every call            rounding and denormals
- *   after those outside a step  all of the FPU's control word, and what guard_watch looks at: that
- *                               is the process's, and so for its owner to set; the command does,
- *                               a library that is embedded does not
+ *   after those outside a step  the whole FPU control word, and the state that guard_watch
+ *                               compares; that belongs to the process, so the command sets
+ *                               guard_watch, and an embedded library does not
  *   after a step's plan         the same, once in GUARD_STEPS steps
  *
  * A forward pays about 4 ns for it.
  *
- * Each change is reported once for a plugin. Calls nest: a composite calls its children.
- */
+ * Each change is reported once for a plugin. Calls nest: a composite calls its children. */
 #ifndef HOST_PLUGIN_GUARD_H
 #define HOST_PLUGIN_GUARD_H
 
@@ -25,7 +24,7 @@
 #include "attn_services.h"
 #include "host/base/fpu.h"
 
-/* Whose code is called. What is borrowed lives as long as the calls. */
+/* The owner of the called code. Borrowed members live as long as the calls. */
 struct guard_party {
     const char *file;    /* the plugin's */
     const char *backend; /* its name in the configuration; NULL = the plugin as such */
@@ -47,7 +46,7 @@ struct guard_call {
 extern _Thread_local struct guard_call *guard_current
     __attribute__((visibility("hidden"), tls_model("initial-exec")));
 
-/* What guard_describe() reads of it, and no stack: a plugin may have unmapped that. */
+/* A copy for guard_describe(), not on a stack, which a plugin may have unmapped. */
 struct guard_copy {
     struct guard_party party;
     struct guard_call call;
@@ -58,7 +57,8 @@ extern _Thread_local struct guard_copy guard_copy
 /* guard_current's copy, where that is not NULL. */
 const struct guard_call *guard_copied(void);
 
-/* Looks at the process after a call, or NULL. Set before the first plugin is loaded. */
+/* Compares the state of the process after a call, or NULL. Set before the first plugin is loaded.
+ */
 typedef void (*guard_watcher)(const struct guard_call *call);
 extern guard_watcher guard_watch __attribute__((visibility("hidden")));
 
@@ -68,9 +68,9 @@ extern void (*guard_before_task)(void) __attribute__((visibility("hidden")));
 /* A mark of this process: memory that the kernel wipes in a child, however it was forked. */
 extern const volatile uint32_t *guard_home __attribute__((visibility("hidden")));
 
-/* From now on, of a child that comes back from a call that its parent has entered, `returned` is
- * called, which does not return. Before the first plugin is loaded; without effect on Linux before
- * 4.14. */
+/* From now on, `returned` is called in a forked child that returns from a plugin call which its
+ * parent entered; it does not return. Before the first plugin is loaded; without effect on Linux
+ * before 4.14. */
 void guard_watch_children(void (*returned)(const struct guard_call *call));
 
 /* In a child. */
@@ -80,11 +80,11 @@ void guard_end_child(const struct guard_call *call);
  * signal handler may not call. Returns `text`. */
 const char *guard_describe(const struct guard_call *call, char *text, size_t size);
 
-/* Let changes be, for a caller that looks for them itself. For the process. */
+/* Ignore changes, for a caller that looks for them itself. For the whole process. */
 void guard_let_be(void);
 
-/* Say once for each plugin and `kind`, a small number, that a call has changed `what`, and whether
- * it was put back. */
+/* Report, once for each plugin and `kind` (a small number), that a call has changed `what`, and
+ * whether it was restored. */
 void guard_report(const struct guard_call *call, unsigned int kind, const char *what,
                   bool is_restored);
 
@@ -97,8 +97,8 @@ void guard_check_fpu(const struct guard_call *call);
 /* After a call that is not hot. */
 void guard_check_all(const struct guard_call *call);
 
-/* Before a report: what the calls of steps have changed since the last look, which is said of the
- * plugin that was called last outside of forwards. Its party lives. */
+/* Before a report: compare the state since the last check of steps, and blame the plugin that was
+ * called last outside of forwards. Its party must still exist. */
 void guard_settle(void);
 
 /* After the plan of a step. */
@@ -162,8 +162,8 @@ static inline void guard_leave_hot(struct guard_call *call)
     guard_set_current(call->outer);
 }
 
-/* A task that a plugin hands to parallel_for: on each worker it is within the call that this thread
- * is in. `run` is given a task of its own for that. */
+/* A task that a plugin passes to parallel_for: each worker runs it within the plugin call of this
+ * thread. `run` gets a task of our own for that. */
 typedef attn_status (*guard_runner)(void *ctx, int64_t num_tasks, attn_task task, void *arg);
 attn_status guard_parallel_for(guard_runner run, void *ctx, int64_t num_tasks, attn_task task,
                                void *arg);

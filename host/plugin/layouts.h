@@ -10,8 +10,8 @@
 /* The ABI's own id that is equal to this one, static; NULL = there is none. */
 const char *layouts_public(const char *id);
 
-/* Is it the id of a vendor's own layout? Vendors do not take the ABI's families, kv, mla and state:
- * what is unknown there is of a later version. */
+/* Is it the id of a vendor's own layout? The families kv, mla and state are reserved for the ABI:
+ * an unknown id there belongs to a later version. */
 bool layouts_is_private(const char *id);
 
 #endif /* HOST_PLUGIN_LAYOUTS_H */

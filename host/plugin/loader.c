@@ -159,7 +159,7 @@ static attn_status check_file(const char *file, const uint8_t *sha256, bool is_o
     return status;
 }
 
-/* Of a module no file is known before it is imported: Python's search path is trusted. */
+/* The file of a module is unknown before its import: Python's search path is trusted. */
 static attn_status check_content(const struct loader_plugin *plugin, const uint8_t *sha256,
                                  attn_error *error)
 {
@@ -204,7 +204,7 @@ attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, cons
     return status;
 }
 
-/* What is to be opened for made->file. */
+/* The shared object to open for made->file. */
 static attn_status find_object(struct loader_plugin *made, attn_error *error)
 {
     if (loader_is_source(made->file))

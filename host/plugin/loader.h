@@ -12,10 +12,9 @@
  *   negotiate    the plugin picks an ABI major                 loader.c, adapters.c
  *   read types   everything the host will call is there        loader_types.c
  *
- * The first step that fails makes the record a refused one with a status and a sentence that names
- * the file, what was found and what is accepted. A plugin that was initialised is never unmapped,
- * since a driver, a thread or an exit handler may still point into it.
- */
+ * The first step that fails makes the record a refused one with a status and a message that names
+ * the file, the finding and the accepted values. A plugin that was initialised is never unmapped,
+ * since a driver, a thread or an exit handler may still point into it. */
 #ifndef HOST_PLUGIN_LOADER_H
 #define HOST_PLUGIN_LOADER_H
 
@@ -23,7 +22,7 @@
 
 #include "attn_plugin.h"
 
-/* A file that was looked at. */
+/* A file on record. */
 struct loader_plugin {
     attn_status status; /* ATTN_OK = usable */
     char *reason;       /* why it was refused; "" for a usable one */
@@ -38,15 +37,15 @@ struct loader_plugin {
     void *handle;                    /* of dlopen; NULL if it was not called */
 };
 
-/* Look at `file`; `sha256` are the 32 bytes it must have, NULL = any. OUT_OF_HOST_MEMORY alone is
- * returned; all else is in the record, which is the caller's. */
+/* Load `file`; `sha256` is its required digest of 32 bytes, NULL = any. Returns only
+ * OUT_OF_HOST_MEMORY; other failures are in the record, which the caller owns. */
 attn_status loader_open(const char *file, const uint8_t *sha256, struct loader_plugin **plugin,
                         attn_error *error);
 
 /* Forget the record, and unmap the file unless it was initialised. NULL is accepted. */
 void loader_close(struct loader_plugin *plugin);
 
-/* Make a usable record a refused one, for what its file alone does not say. Returns `status`, or
+/* Turn a usable record into a refused one, for reasons outside of its file. Returns `status`, or
  * OUT_OF_HOST_MEMORY. */
 attn_status loader_refuse(struct loader_plugin *plugin, attn_status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -60,17 +59,17 @@ void loader_release(const struct loader_plugin *plugin);
 
 /* ---- Sources: loader_source.c ---------------------------------------------------------------- */
 
-/* Is it run by a plugin of ours rather than opened: a .py file, or "module:Class"? */
+/* Is it a source that one of our plugins runs: a .py file, or "module:Class"? */
 bool loader_is_source(const char *file);
 
 /* Is it "module:Class"? Then its file is not known. */
 bool loader_is_module(const char *file);
 
-/* What the plugin's object runs; NULL = it is the plugin itself. */
+/* The source that the plugin's object runs; NULL = the object is the plugin itself. */
 const char *loader_source(const struct loader_plugin *plugin);
 
-/* The plugin that runs sources. DEPENDENCY_MISSING where it was not installed. The text is the
- * caller's. */
+/* The path of the plugin that runs sources, which the caller frees. DEPENDENCY_MISSING if it is not
+ * installed. */
 attn_status loader_find_runner(const char *source, char **object, attn_error *error);
 
 /* ---- Steps, for loader.c and tests ----------------------------------------------------------- */
@@ -90,14 +89,14 @@ void loader_keep_mapped(void);
 attn_status loader_check_pin(const char *file, int descriptor, const uint8_t sha256[32],
                              attn_error *error);
 
-/* The same for a library that a plugin links; a folder above it may belong to a group without
- * members, as /usr/local does. And for a folder that libraries are searched in: only root and the
- * user may write to it. */
+/* The same for a library that a plugin links, where a folder above it may belong to a group without
+ * members, as /usr/local does; and for a folder in which libraries are searched, to which only root
+ * and the user may write. */
 attn_status loader_check_library(const char *file, attn_error *error);
 attn_status loader_check_search_folder(const char *folder, attn_error *error);
 
-/* Of the object `file`: what it links from its DT_RUNPATH or by a path, and what that links.
- * INVALID_ARGUMENT names the library or folder. */
+/* Check the libraries that the object `file` links from its DT_RUNPATH or by a path, and those that
+ * they link. INVALID_ARGUMENT names the library or folder. */
 attn_status loader_check_needed(const char *file, attn_error *error);
 
 /* The SHA-256 of the open file; 0, or -1 and errno. */

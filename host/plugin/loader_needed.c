@@ -2,9 +2,8 @@
  *
  * loader_needed.c: trust checks of the libraries that a plugin links. The dynamic linker searches
  * the folders of the object's DT_RUNPATH, or DT_RPATH, then its own, which are root's. Who can
- * write to one of the former can put code into the process. So these folders, the libraries that
- * are found there, and what those link in turn are held to the rule for plugins.
- */
+ * write to one of the former can put code into the process. So the rule for plugins applies to
+ * these folders, to the libraries found there, and to those that they link in turn. */
 #include "host/plugin/loader.h"
 
 #include <errno.h>

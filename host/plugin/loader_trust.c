@@ -95,8 +95,9 @@ static bool is_open_to_others(const struct stat *folder)
     return group || folder->st_mode & S_IWOTH;
 }
 
-/* Who may write to a folder above may put another one in the plugin's place, but where the sticky
- * bit forbids it (/tmp). Cuts `path`, which is absolute, from its end; `what` lies there. */
+/* A user who may write to a folder above the plugin can replace the folder below it, unless the
+ * sticky bit forbids it (/tmp). Cuts the absolute `path` from its end; `what` is the kind of file
+ * there. */
 static attn_status check_ancestors(char *path, const char *what, attn_error *error)
 {
     struct stat info;

@@ -215,7 +215,7 @@ static attn_status check_type(const char *file, uint32_t index, const attn_backe
     return status == ATTN_OK ? check_children(file, type, error) : status;
 }
 
-/* What describe answers, as a status that has a meaning and a message that names the file. */
+/* The result of describe, as a valid status and a message that names the file. */
 static attn_status describe(const struct loader_plugin *plugin, uint32_t index,
                             const attn_backend_type **type, attn_error *error)
 {
@@ -280,7 +280,7 @@ static attn_status read_types(struct loader_plugin *plugin, attn_error *error)
     return status;
 }
 
-/* A pointer of its tables that leads nowhere is the plugin's crash, though it is we who follow it.
+/* If a pointer of its tables is invalid, the crash is the plugin's, although our code follows it.
  */
 attn_status loader_read_types(struct loader_plugin *plugin, attn_error *error)
 {

@@ -50,17 +50,17 @@ void options_destroy(struct options *options);
  * known, choices given, ranges ordered, defaults good? INTERNAL with what is wrong. */
 attn_status options_check_type(const attn_backend_type *type, attn_error *error);
 
-/* What an option accepts, for `inspect` and messages: "1..1024 tokens", "prefill, decode",
- * "yes, no". Cut to `capacity` bytes. */
+/* The accepted values of an option, for `inspect` and messages: "1..1024 tokens", "prefill,
+ * decode", "yes, no". Cut to `capacity` bytes. */
 void options_accepted(const attn_option *option, char *text, size_t capacity);
 
 /* "int", "size", "backend-ref" ...; "?" for an unknown type. */
 const char *options_type_name(uint32_t type);
 
-/* [a-z][a-z0-9_]*, at most 63 characters: what plugins call themselves, their types and options. */
+/* [a-z][a-z0-9_]*, at most 63 characters: names of plugins, their types and options. */
 int options_is_name(const char *text);
 
-/* Letters, digits, '_' and '-', 1 to 63 of them: what users call their backends. */
+/* Letters, digits, '_' and '-', 1 to 63 of them: names of users' backends. */
 int options_is_backend_name(const char *text);
 
 #endif /* HOST_PLUGIN_OPTIONS_H */

@@ -98,8 +98,8 @@ static int same_handler(const struct sigaction *a, const struct sigaction *b)
            (!is_own || (a->sa_flags & flags) == (b->sa_flags & flags));
 }
 
-/* A library that sets a signal aside while it works brings it back by signal(), which knows no
- * flags: the handler is the one that it was. */
+/* A library that replaces a handler temporarily may restore it by signal(), which loses the flags:
+ * only the handler is compared. */
 static int came_back_by_signal(const struct sigaction *before, const struct sigaction *now)
 {
     const int flags = SA_SIGINFO | SA_RESTART | SA_NODEFER | SA_ONSTACK;
@@ -165,8 +165,7 @@ static const char *limit_name(unsigned int number)
     return names[number] ? names[number] : "a resource limit";
 }
 
-/* A raised limit does no harm. A hard limit that was lowered comes back with privileges alone.
- */
+/* A raised limit does no harm. Restoring a lowered hard limit needs privileges. */
 static void restore_limits(const struct process_state *before, const struct process_state *now,
                            char text[256])
 {

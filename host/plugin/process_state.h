@@ -38,7 +38,7 @@ struct process_state {
 
 void process_state_take(struct process_state *state);
 
-/* What is not as it was, in words by kind, "" = nothing; and it is as it was again. */
+/* Describe each change, by kind ("" = none), and undo it. */
 void process_state_restore(const struct process_state *before,
                            char changes[PROCESS_STATE_KINDS][256]);
 

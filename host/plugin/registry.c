@@ -215,7 +215,7 @@ static int is_shared_object(const struct dirent *entry)
     return length > 3 && entry->d_name[0] != '.' && strcmp(entry->d_name + length - 3, ".so") == 0;
 }
 
-/* Byte order, so that the locale has no say in which of two plugins is the later one. */
+/* Byte order, so that the order of plugins does not depend on the locale. */
 static int compare_names(const struct dirent **a, const struct dirent **b)
 {
     return strcmp((*a)->d_name, (*b)->d_name);

@@ -31,14 +31,14 @@ struct registry {
     struct registry_pin *pins;
     uint32_t num_pins;
     uint32_t num_shadowing; /* plugins [0, num_shadowing) come before what is loaded now in a search
-                             * path: a file whose backends they all have is shadowed, which is a
-                             * refusal that needs no mention */
+                             * path: a file whose backends they all provide is shadowed, a refusal
+                             * that is not reported */
 };
 
 void registry_init(struct registry *registry);
 void registry_finish(struct registry *registry);
 
-/* Load `file` from now on only with this content. BAD_STATE if it is loaded already. */
+/* Load `file` only with this content from now on. BAD_STATE if it is loaded already. */
 attn_status registry_pin(struct registry *registry, const char *file, const uint8_t sha256[32],
                          attn_error *error);
 

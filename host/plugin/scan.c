@@ -167,7 +167,8 @@ static void end(struct scan *scan)
 
 /* ---- Its verdict ----------------------------------------------------------------------------- */
 
-/* The part of the warden's last words that says who did what; NULL if it said nothing. */
+/* The part of the warden's last message that names the plugin and the cause; NULL without a
+ * message. */
 static char *last_words(struct scan *scan, const char *after)
 {
     char *found = NULL, *next = strstr(scan->said[ERR], after);
@@ -178,8 +179,8 @@ static char *last_words(struct scan *scan, const char *after)
     return found;
 }
 
-/* What its parent sees of the end of a process that said nothing: a signal by a system call of its
- * own, or one that no handler can catch. */
+/* How a process without a message ended, as its parent sees it: by a system call of its own, or by
+ * a signal that no handler can catch. */
 static const char *silent_end(const struct scan *scan, char text[64])
 {
     const struct timespec pause = {.tv_nsec = 1000000};
@@ -205,7 +206,7 @@ static void judge(struct scan *scan, const char *file, bool in_time, struct scan
     const char *words = in_time ? last_words(scan, "the process was ended by ") : NULL;
     char how[64];
     *verdict = (struct scan_verdict){.survived = false};
-    /* What a plugin does when the process ends, it does after the scanner has said that. */
+    /* Effects of a plugin at the end of the process come after the scanner's message. */
     if (in_time && !words && strcmp(scan->said[OUT], SCAN_SURVIVED "\n") == 0) {
         verdict->survived = true;
     } else if (!in_time) {
@@ -218,7 +219,7 @@ static void judge(struct scan *scan, const char *file, bool in_time, struct scan
     }
 }
 
-/* false where it cannot be scanned. */
+/* false if it cannot be scanned. */
 static bool scan(const char *file, struct scan_verdict *verdict)
 {
     struct scan scan = {.process = 0};
@@ -226,7 +227,7 @@ static bool scan(const char *file, struct scan_verdict *verdict)
         return false;
     bool in_time = follow(&scan, clock_now_ns() + (int64_t)(limit_of(file) * 1e9));
     if (!in_time) {
-        kill(scan.process, SIGABRT); /* it says where it is */
+        kill(scan.process, SIGABRT); /* its handler reports the current call */
         follow(&scan, clock_now_ns() + 500000000);
     }
     judge(&scan, file, in_time, verdict);

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scan.h: a plugin's file is opened in another process first, so that one that crashes, hangs or
- * ends the process is refused with that reason, and the host lives on.
+ * scan.h: a plugin's file is opened in another process first, so that a plugin which crashes, hangs
+ * or ends the process is refused with that reason, and the host survives.
  *
- * The scanner is the command itself (cmd/scan.c): it does what the loader will do, and asks every
- * backend one question. What it found out is kept (scan_cache.h) until the file changes.
- */
+ * The scanner is the command itself (cmd/scan.c): it repeats the steps of the loader, and queries
+ * each backend once. The verdict is kept (scan_cache.h) until the file changes. */
 #ifndef HOST_PLUGIN_SCAN_H
 #define HOST_PLUGIN_SCAN_H
 
@@ -21,8 +20,8 @@ void scan_set_limit(double seconds);
 
 #define SCAN_SURVIVED "survived"
 
-/* Can this file be opened? ATTN_OK too where nothing scans, or where that is not possible here;
- * INTERNAL with what happened. */
+/* Can this file be opened? ATTN_OK also without a scanner, or if it cannot be started; INTERNAL
+ * with the cause. */
 attn_status scan_file(const char *file, attn_error *error);
 
 #endif /* HOST_PLUGIN_SCAN_H */

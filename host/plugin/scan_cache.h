@@ -2,9 +2,8 @@
  *
  * scan_cache.h: verdicts of scans, in the file attnhost/scanned of the user's cache folder
  * (XDG_CACHE_HOME, else ~/.cache), by what the file is: device, inode, size, times; or else by its
- * SHA-256, so that a copy need not be scanned. What another program, or another build of it, found out
- * does not count: programs that take turns keep verdicts of their own side by side.
- */
+ * SHA-256, so that a copy need not be scanned. Verdicts of other programs, or of other builds, do
+ * not count: the file keeps those of several programs side by side. */
 #ifndef HOST_PLUGIN_SCAN_CACHE_H
 #define HOST_PLUGIN_SCAN_CACHE_H
 
@@ -30,10 +29,10 @@ bool scan_key_make(const char *file, uint64_t company, struct scan_key *key);
 /* The hash of a company and one file more. */
 uint64_t scan_company_add(uint64_t company, const char *file);
 
-/* The verdict that is kept; false if there is none. */
+/* The kept verdict; false if there is none. */
 bool scan_cache_find(const char *file, struct scan_key *key, struct scan_verdict *verdict);
 
-/* Keep it. What cannot be kept is found out again. */
+/* Keep it. If that fails, the file is scanned again. */
 void scan_cache_keep(const char *file, struct scan_key *key, const struct scan_verdict *verdict);
 
 /* The cache's file, or NULL if there is none. */

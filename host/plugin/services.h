@@ -9,7 +9,7 @@
 #include "host/base/log.h"
 #include "host/base/threads.h"
 
-/* What the calls of an instance's table work with; `ctx` points to it. */
+/* The context of the calls of an instance's table; `ctx` points to it. */
 struct services_context {
     struct host_log *log;
     struct threads *threads;
@@ -26,8 +26,8 @@ struct services_context {
  * Both structs stay where they are while the table is in use. */
 void services_init(attn_services *services, struct services_context *context);
 
-/* If an allocator that is not the host's gave this instance nothing, say so in the error, and
- * forget it. */
+/* If an engine's allocator refused this instance memory, append that to the error, and forget it.
+ */
 void services_explain(struct services_context *context, attn_error *error);
 
 /* The table that a plugin's init() gets: it logs to the newest host and runs tasks on the calling

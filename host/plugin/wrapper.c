@@ -107,7 +107,8 @@ static void metadata_destroy(attn_metadata *metadata)
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Count the batch's rows of these layers by path. Rows of a malformed answer count for no path. */
+/* Count the batch's rows of these layers by path. Rows of a malformed answer are counted for no
+ * path. */
 static void count_paths(const attn_metadata *metadata, const int32_t *layer_ids, size_t num_layers)
 {
     const attn_instance *layer = metadata->layer;
@@ -200,8 +201,8 @@ static attn_status forward_decode(attn_metadata *metadata, int32_t layer_id,
     return end_forward(metadata, layer_id, args, status, error);
 }
 
-/* A text is read while we are in the plugin's call, so that one that cannot be read is its own
- * crash; what is no text for people is not there. */
+/* A text is read within the plugin's call, so that a crash by an unreadable text is the plugin's; a
+ * malformed text counts as absent. */
 static const void *readable(const char *id, const void *extension)
 {
     bool is_text = strcmp(id, ATTN_EXTENSION_EXPLAIN) == 0;
@@ -232,8 +233,8 @@ static const void *get_extension(attn_instance *layer, const char *id)
     return extension;
 }
 
-/* Its paths, if it is a leaf and they are as they have to be. Of several instances of one place
- * those count whose paths are the first one's. */
+/* Its paths, if it is a leaf and they are well formed. Of several instances of a node, those count
+ * that have the paths of the first one. */
 static void take_paths(attn_instance *layer)
 {
     const attn_backend_ops *next = layer->next;
@@ -254,7 +255,7 @@ static void take_paths(attn_instance *layer)
                                      .rows = rows_by_path};
 }
 
-/* Our table, without the slots that the next one hides. */
+/* Our table, without the slots that the wrapped one lacks. */
 static void fill_ops(const attn_backend_ops *next, attn_backend_ops *ops)
 {
     *ops = (attn_backend_ops){

@@ -23,7 +23,8 @@ struct memo {
 };
 enum { HAS_KEY = 1, HAS_VALUE = 2 };
 
-/* The most of one that is kept, in bytes: with more, reading from memory costs what it saves. */
+/* Bytes that are kept of a sequence at most: beyond, reading them from memory costs as much as it
+ * saves. */
 enum { MOST_KEPT = 64 << 20 };
 
 struct reader {
@@ -43,7 +44,7 @@ static int32_t lines_together(const reference_sequence *sequence)
     return lines > TILE_ROWS ? TILE_ROWS : lines > 1 ? (int32_t)lines : 1;
 }
 
-/* Nothing is kept for what is read once, for too much, or where memory ran out. */
+/* Nothing is kept if it is read only once, is too large, or memory ran out. */
 static void memo_init(struct memo *memo, const reference_call *call,
                       const reference_sequence *sequence)
 {
@@ -244,8 +245,8 @@ static reference_row make_row(const reference_call *call, const reference_sequen
     return row;
 }
 
-/* Without a key of weight p the output moves by p / (1 - p) times its distance from the value, with
- * one of weight w besides by w / (1 + w). */
+/* If a key of weight p is left out, the output moves by p / (1 - p) times its distance from the
+ * value; if one of weight w is added, by w / (1 + w). */
 static void answer(const struct forward *forward, const reference_row *row, const reference_kv *kv,
                    int64_t entry, reference_probe *probe)
 {
@@ -277,7 +278,7 @@ static void answer_all(const struct forward *forward, const reference_row *row,
             answer(forward, row, kv, entry, &options->probes[n]);
 }
 
-/* What the queries of row `t` see, whatever their head. */
+/* The sight of row `t`, for all heads. */
 attn_status reference_set_sight(reference_sight *sight, const reference_call *call,
                                 const reference_sequence *sequence, int64_t t, attn_error *error)
 {
@@ -297,7 +298,7 @@ static attn_status set_row_sight(reference_sight *sight, struct forward *forward
                : status;
 }
 
-/* Where one row and head goes: out[v_dim], bars[v_dim] (NULL = not wanted) and the rest. */
+/* The destination of one row and head: out[v_dim], bars[v_dim] (NULL = not wanted) and the rest. */
 struct head_result {
     double *out, *bars;
     reference_row_result *row;
@@ -467,7 +468,7 @@ void reference_result_finish(reference_result *result)
     *result = (reference_result){0};
 }
 
-/* Nothing is asked where there are no bars. */
+/* The question is not answered without bars. */
 static void mark_probes(struct forward *forward)
 {
     const reference_options *options = forward->options;

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * call.h: internal to host/reference: a forward of the softmax family with all its parts looked up
- * and checked, in host memory. Latent attention is one of the family (mla.c): what differs is where
- * queries and keys come from.
+ * and checked, in host memory. Latent attention belongs to the family (mla.c): only the sources of
+ * queries and keys differ.
  *
  *   reference_call       one layer's call: tensors, scales, the KV group (operand.c)
- *   reference_sequence   one sequence of its batch: rows, keys, where they lie (slots.c)
- */
+ *   reference_sequence   one sequence of its batch: rows, keys, where they lie (slots.c) */
 #ifndef HOST_REFERENCE_CALL_H
 #define HOST_REFERENCE_CALL_H
 
@@ -170,7 +169,7 @@ int reference_is_index_only(const attn_forward_args *args);
 attn_status reference_sparse_find(reference_call *call, const attn_forward_args *args,
                                   attn_error *error);
 
-/* What rows of a sequence are chosen with; for one sequence after the other. */
+/* Memory for choosing keys of a sequence's rows; for one sequence after the other. */
 typedef struct reference_chooser {
     int32_t *key_of; /* [num_slots] key of the sequence in it; -1 = none */
     int64_t num_slots;

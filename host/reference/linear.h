@@ -22,7 +22,7 @@
 
 #include "host/reference/reference.h"
 
-/* What one slot must hold after a forward. */
+/* Expected contents of a slot after a forward. */
 typedef struct reference_state {
     int32_t slot;
     double *state;   /* [heads, K, V]; NULL = the family has none */
@@ -44,8 +44,8 @@ typedef struct reference_states {
     double *memory;
 } reference_states;
 
-/* Compute what a forward of a linear layer must give, as reference_forward() does, and what it must
- * leave in the slots (states may be NULL). Both are the caller's structs, filled on success alone.
+/* Compute the expected output of a linear layer, as reference_forward() does, and the expected
+ * states in the slots (states may be NULL). Both are the caller's structs, filled on success alone.
  * The pools of the arguments are read and not written. */
 attn_status reference_linear_forward(const attn_problem *problem, const attn_batch *batch,
                                      int32_t layer_id, const attn_forward_args *args,
@@ -54,7 +54,7 @@ attn_status reference_linear_forward(const attn_problem *problem, const attn_bat
 
 enum { REFERENCE_LINEAR_ROWS = 8 };
 
-/* What is judged of one v head in one sequence, and how it is judged. */
+/* The judged part of one v head in one sequence, and its verdicts. */
 typedef struct reference_linear_judgement {
     int32_t sequence;
     int32_t head;
@@ -75,8 +75,8 @@ attn_status reference_linear_judge(const attn_problem *problem, const attn_batch
 /* NULL, zeroed and finished ones are fine. */
 void reference_states_finish(reference_states *states);
 
-/* Compare pools (NULL = the family has none) with what they must hold; the counts, a head of a slot
- * as a row, are added to *report. INVALID_ARGUMENT: a slot lies outside a pool. */
+/* Compare pools (NULL = the family has none) with their expected contents; the counts, a head of a
+ * slot as a row, are added to *report. INVALID_ARGUMENT: a slot lies outside a pool. */
 attn_status reference_compare_states(const reference_states *states, const attn_tensor *state,
                                      const attn_tensor *conv_state, reference_report *report,
                                      attn_error *error);

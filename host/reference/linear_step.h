@@ -46,8 +46,7 @@ void linear_convolve(const reference_linear_layer *layer, const linear_form *for
 /* q or k of one head, in place, if the layer normalises them. */
 void linear_normalise(const reference_linear_layer *layer, const linear_form *form, double *x);
 
-/* What row t multiplies the state of `head` by, for each channel of k, and beta, which is
- * returned. */
+/* The decay of the state of `head` in row t, for each channel of k, and beta, which is returned. */
 double linear_gates(const reference_linear_layer *layer, const linear_form *form,
                     const reference_linear_rows *rows, int64_t t, int32_t head, double *decay);
 

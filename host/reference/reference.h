@@ -42,8 +42,8 @@
 
 /* ---- One row: which keys it sees ------------------------------------------------------------- */
 
-/* What decides which keys a query sees. Start with reference_sight_all() and set what the row has.
- * Positions are absolute. */
+/* The rules that decide which keys a query sees. Start with reference_sight_all() and set those of
+ * the row. Positions are absolute. */
 typedef struct reference_sight {
     uint32_t mask_kind;       /* ATTN_MASK_* */
     int32_t has_position;     /* 0 = cross attention: no i, so window, chunk and ALiBi are off */
@@ -92,7 +92,7 @@ typedef struct reference_row {
     reference_sight sight;
 } reference_row;
 
-/* A row of a layer of this group, with what the group says of its scores. */
+/* A row of a layer of this group, with the group's parameters of scores. */
 reference_row reference_row_of(const attn_layer_group *group);
 
 /* Where keys and values come from: write key j to key[head_dim] and value j to value[v_head_dim] as
@@ -160,7 +160,7 @@ uint64_t reference_row_scratch(int64_t kv_len);
 
 /* ---- The pass rule --------------------------------------------------------------------------- */
 
-/* Why an output does not pass, or does. */
+/* Verdict on an output. */
 enum {
     REFERENCE_PASS = 0,
     REFERENCE_ERROR_TOO_LARGE = 1,
@@ -193,8 +193,8 @@ reference_verdict reference_check_lse(double actual, const reference_row_result 
 
 /* ---- A whole forward ------------------------------------------------------------------------- */
 
-/* A question beside a row: by how many bars, at its worst element, does it move if it is computed
- * without this key, or, where it does not see it, with it? INFINITY: to what is not finite. */
+/* An additional question about a row: by how many bars does its worst element move without this
+ * key, or with it if the row does not see it? INFINITY: it becomes NaN or infinite. */
 typedef struct reference_probe {
     int64_t row;
     int32_t head;
@@ -202,7 +202,7 @@ typedef struct reference_probe {
     double moves; /* the answer; 0 if the row is not computed */
 } reference_probe;
 
-/* How reference_forward() reads what the ABI leaves open. Zero is the default. */
+/* Choices for reference_forward() that the ABI leaves open. Zero is the default. */
 typedef struct reference_options {
     uint32_t index_form;            /* one ATTN_INDEX_*; 0 = the first there is of req_to_token, */
                                     /* block_table, csr */
@@ -213,7 +213,7 @@ typedef struct reference_options {
     reference_probe *probes; /* answered, if there are bars */
 } reference_options;
 
-/* What a row of the query tensor is. */
+/* The role of a row of the query tensor. */
 enum {
     REFERENCE_ROW_ABSENT = 0, /* of no sequence of the batch: nothing is said about it */
     REFERENCE_ROW_REAL = 1,
@@ -235,7 +235,7 @@ typedef struct reference_result {
     reference_row_result *rows; /* [num_rows, num_heads] */
 } reference_result;
 
-/* Compute what forward_extend or forward_decode must give for `layer_id` of problem->group.
+/* Compute the expected output of forward_extend or forward_decode for `layer_id` of problem->group.
  *
  * All pointers of the batch, its `device` ones too, are host memory; of a pair of pointers the
  * device one is read if there is one. Nothing of the caller's is written, the KV cache neither: new
@@ -299,13 +299,13 @@ void reference_mla_unpack(const attn_mla_dims *mla, const void *row, int32_t cou
 
 /* ---- Whole tensors against a result ---------------------------------------------------------- */
 
-/* What was compared, over any number of calls. Zero it once. */
+/* Counts and the worst error, over any number of calls. Zero it once. */
 typedef struct reference_report {
     int64_t rows_checked; /* (row, head) pairs of outputs */
     int64_t rows_failed;
     int64_t lse_checked;
     int64_t lse_failed;
-    int64_t padding_checked; /* rows, not pairs: of these only finiteness was asked */
+    int64_t padding_checked; /* rows, not pairs: only finiteness was checked */
     int64_t padding_failed;
     double max_abs_error; /* over finite outputs of real rows */
     double max_rel_error; /* of the same, over the row's max |truth| */

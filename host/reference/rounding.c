@@ -69,7 +69,7 @@ void rounding_begin(rounding_sums *sums, const double *of, int32_t padded, doubl
     };
 }
 
-/* What a score may be off by. */
+/* The admitted error of a score. */
 struct score_errors {
     double sigma; /* standard deviation, */
     double cap;   /* and the cap's part of it, at most */

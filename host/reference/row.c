@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * row.c: rows, exactly: scores of the keys that are seen, their softmax, the sum of their values.
- * What the bars need is summed up in the same two passes.
+ * The sums for the bars are made in the same two passes.
  *
  * Rows that share keys and values are computed side by side, a block of keys at a time, so that
  * these are made once and are near when they are worked on. Each row's own operations are in the
- * order that they have if it is alone: increasing keys.
- */
+ * order that they have if it is alone: increasing keys. */
 #include "host/reference/row.h"
 
 #include "host/base/dtype.h"
@@ -415,7 +414,7 @@ static void add_values(struct work *work)
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* What is beyond the largest fp8 number becomes that number, infinities too (KV-04). */
+/* Values beyond the largest fp8 number, infinities included, become that number (KV-04). */
 static void saturate(const reference_row *row, double *out)
 {
     double most = dtype_largest(row->out_dtype) * (row->out_scale > 0 ? row->out_scale : 1);

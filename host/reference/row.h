@@ -29,9 +29,8 @@ double reference_distance(const reference_sight *sight, int64_t j);
 int reference_sight_range(const reference_sight *sight, int64_t kv_len, int64_t *first,
                           int64_t *end);
 
-/* The score of key `j` in fp64: scaled, biased, capped. *size gets how large the terms are that it
- * is made of, each by what it counts for in the score: what roundings on the way are relative to.
- */
+/* The score of key `j` in fp64: scaled, biased, capped. *size becomes the magnitude of its terms,
+ * each scaled by its effect on the score: roundings on the way are relative to it. */
 double reference_score(const reference_row *row, const double *key, int64_t j, double *size);
 
 /* The same of a sum of products; *size is the sum of their magnitudes before. */
@@ -39,7 +38,7 @@ double reference_score_of_sum(const reference_row *row, double sum, int64_t j, d
 
 /* ---- What the admitted roundings may do to a row (rounding.c) -------------------------------- */
 
-/* Of a row: numbers that follow from what it is. */
+/* Constants of a row, which follow from its parameters. */
 typedef struct rounding_model {
     double deviations;  /* how many standard deviations a bar is: k */
     double probability; /* u of the operand dtype, */
@@ -62,7 +61,7 @@ enum {
     ROW_NUM_SUMS
 };
 
-/* What a key's value v counts with in them. */
+/* The weights of a key's value v in them. */
 typedef struct row_factors {
     double probability; /* of v in the output */
     double rounded;     /* of v^2 in ROW_PROBABILITY */

@@ -45,7 +45,7 @@ static int64_t floor_divide(int64_t a, int64_t b)
     return a / b - (a % b < 0);
 }
 
-/* What narrows every mask kind, and the causal rule, which is one of LAYER. */
+/* Limits that apply to every mask kind, and the causal rule, which belongs to LAYER. */
 static int sees_by_position(const reference_sight *sight, int64_t key)
 {
     int64_t query = sight->position;

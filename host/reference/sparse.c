@@ -37,7 +37,8 @@ static char *scale_of(const attn_sparse_dims *sparse, int64_t page_size, const v
     return codes_of(sparse, page, page_size) + offset * (int64_t)sizeof(float);
 }
 
-/* What makes the largest finite magnitude the largest number of e4m3; 1 without scales. */
+/* The scale that maps the largest finite magnitude to the largest number of e4m3; 1 without scales.
+ */
 static float choose_scale(const attn_sparse_dims *sparse, const double *label)
 {
     float largest = 1e-4f;
@@ -100,7 +101,7 @@ static void multiply(const reference_index *index, int32_t first, const double *
         }
 }
 
-/* Of heads that are below zero and stay there nothing is lost. */
+/* Heads whose sums stay below zero lose nothing. */
 static double logit_of(const reference_index *index, const double *label, double deviations,
                        double *bar)
 {
@@ -168,7 +169,7 @@ static double bar_of(const double *bars, int64_t j)
     return bars ? bars[j] : 0;
 }
 
-/* Mark the keys that are named; the first that cannot be named is what is wrong. */
+/* Mark the chosen keys; the first invalid one is the fault. */
 static void mark_all(const double *logits, int64_t kv_len, const int64_t *keys, int32_t count,
                      uint8_t *chosen, reference_choice *choice)
 {

@@ -28,11 +28,11 @@ int32_t reference_label_bytes(const attn_sparse_dims *sparse);
 void reference_label_store(const attn_sparse_dims *sparse, int64_t page_size, const double *label,
                            void *page, int64_t offset);
 
-/* What that label is read as. */
+/* The value that is read from that label. */
 void reference_label_load(const attn_sparse_dims *sparse, int64_t page_size, const void *page,
                           int64_t offset, double *label);
 
-/* A label of numbers as a reader of the cache will find it. */
+/* A label as it will be read from the cache. */
 void reference_label_round(const attn_sparse_dims *sparse, double *label);
 
 /* ---- One row --------------------------------------------------------------------------------- */
@@ -60,7 +60,7 @@ typedef struct reference_labels {
 void reference_index_logits(const reference_index *index, const reference_labels *labels,
                             double *label, double *logits, double *bars);
 
-/* What is wrong with a choice. */
+/* The fault of a choice. */
 enum {
     REFERENCE_CHOICE_RIGHT = 0,
     REFERENCE_CHOICE_COUNT = 1,  /* not as many keys as there are to choose */

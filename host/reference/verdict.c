@@ -8,7 +8,7 @@
 
 #include <math.h>
 
-/* Do both agree about being finite, or which infinity, or NaN? REFERENCE_PASS if so.
+/* Are both finite, the same infinity, or NaN? REFERENCE_PASS if so.
  *
  * A finite truth may be beyond the dtype, or so near its border that an error within the bar takes
  * it there: both the infinity and the finite value are right then (the latter within the bar). */

@@ -29,7 +29,7 @@ attn_status executor_poison(const struct executor *executor, const attn_tensor *
     return device_fill(executor->params.device, rows->data, 0xFF, bytes, executor->stream, error);
 }
 
-/* Enqueue what a layer reads: its vectors; and poison where it writes. */
+/* Enqueue the generation of a layer's vectors, and poison its outputs. */
 static attn_status make_inputs(struct executor *executor, int32_t layer,
                                const struct layer_operands *o, attn_error *error)
 {
@@ -201,7 +201,7 @@ static attn_status move_in_layer(struct executor *executor, uint32_t slot, uint3
     return status;
 }
 
-/* Enqueue: what was accepted of trees moves together. */
+/* Enqueue: accepted rows of trees move together. */
 static attn_status move_accepted(struct executor *executor, uint32_t slot, attn_error *error)
 {
     attn_status status = ATTN_OK;
@@ -212,7 +212,7 @@ static attn_status move_accepted(struct executor *executor, uint32_t slot, attn_
 
 /* ---- Shared prefixes ------------------------------------------------------------------------- */
 
-/* What the batch that was filled last tells of them. */
+/* The hints of shared prefixes in the batch that was filled last. */
 static struct report_shared shared_in_batch(const struct executor *executor,
                                             const struct batch_step *step)
 {
@@ -262,7 +262,7 @@ static attn_status replay(struct executor *executor, const struct graph_entry *e
     return status;
 }
 
-/* Everything that a step enqueues. */
+/* All work of a step. */
 static attn_status enqueue(struct executor *executor, const struct batch_step *step,
                            const struct graph_entry *entry, struct flight *flight,
                            attn_error *error)
@@ -385,7 +385,7 @@ uint32_t executor_in_flight(const struct executor *executor)
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
-/* "NAME/PATH" for each path that had rows, and NAME for those that are no path's. */
+/* "NAME/PATH" for each path that had rows, and NAME for rows without a path. */
 static attn_status report_node(struct report *report, const attnhost_backend *backend,
                                uint32_t index, attn_error *error)
 {

@@ -8,14 +8,12 @@
  *   executor_finish   wait for the step's end -> oracle, digest, times
  *
  * On a GPU a submitted step is on its way when the call returns, and the next ones can be submitted
- * after it, up to EXECUTOR_MAX_IN_FLIGHT: the host prepares them while the device works. All go
- * to one stream. Nothing waits in between but executor_finish(), unless a step's sampled rows do
- * not fit the memory that gathers them. On the CPU a step is over when executor_submit() returns.
+ * after it, up to EXECUTOR_MAX_IN_FLIGHT: the host prepares them while the device works. All go to
+ * one stream. Nothing waits in between but executor_finish(), unless a step's sampled rows do not
+ * fit the memory that gathers them. On the CPU a step is over when executor_submit() returns.
  *
- * A unit is a composed backend and the layer groups it serves (select.h). The executor knows
- * nothing of requests that wait, of pages that are free or of prefixes that are cached: that is the
- * scheduler's.
- */
+ * A unit is a composed backend and the layer groups it serves (select.h). The scheduler alone knows
+ * about waiting requests, free pages and cached prefixes. */
 #ifndef HOST_RUN_EXECUTOR_H
 #define HOST_RUN_EXECUTOR_H
 
@@ -33,9 +31,9 @@
 #include "host/workload/workload.h"
 
 /* Called before each layer's forward is enqueued by itself (not when a graph is replayed) with its
- * operands by role, [ATTN_ROLE_COUNT], in the device's memory; what tests use to falsify an input.
- * A chunk of the prefix in the expanded form of latent attention is a separate forward, without
- * c_kv. */
+ * operands by role, [ATTN_ROLE_COUNT], in the device's memory; tests use it to falsify an input. A
+ * chunk of the prefix in the expanded form of latent attention is a separate forward, without c_kv.
+ */
 typedef void (*executor_probe)(void *ctx, const struct batch_step *step, int32_t layer,
                                const attn_tensor *const *operands);
 
@@ -82,8 +80,8 @@ attn_status executor_submit(struct executor *executor, const struct batch_step *
                             attn_error *error);
 
 /* Wait for the end of the oldest step in flight, judge its rows, add its times to the report.
- * *step_ns (may be NULL) is what it took, as it stands in the report. After a failure the step is
- * not in flight any more. */
+ * *step_ns (may be NULL) is its duration in the report. After a failure the step is no longer in
+ * flight. */
 attn_status executor_finish(struct executor *executor, int64_t *step_ns, attn_error *error);
 
 uint32_t executor_in_flight(const struct executor *executor);

@@ -19,7 +19,7 @@ static attn_status out_of_memory(attn_error *error, const char *what)
 
 /* ---- Units ----------------------------------------------------------------------------------- */
 
-/* What a backend chose in prepare(), line by line. */
+/* The choices of a backend in prepare(), line by line. */
 static void note_explanation(const struct executor *executor, const struct unit *unit)
 {
     const char *text = executor->params.notes ? embed_explanation(unit->backend) : NULL;
@@ -55,8 +55,8 @@ static bool unit_shares(const struct executor_params *p, const struct select_uni
     return shares;
 }
 
-/* Has the backend the same answer where batches tell of shared prefixes? Any error but that memory
- * ran out is a no. */
+/* Does the backend give the same answer for batches with hints of shared prefixes? Any error except
+ * memory running out means no. */
 static attn_status ask_shared(const struct executor_params *p, const struct select_unit *chosen,
                               const struct problem *posed, bool *takes, attn_error *error)
 {
@@ -218,7 +218,7 @@ static attn_status make_flights(struct executor *executor, attn_error *error)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* All that needs memory or a backend; on failure executor_destroy() takes back what there is. */
+/* All that needs memory or a backend; on failure executor_destroy() releases what exists. */
 static attn_status build(struct executor *executor, attn_error *error)
 {
     const struct executor_params *p = &executor->params;

@@ -88,7 +88,7 @@ static uint64_t sum_tensor(const attn_tensor *tensor)
     return sum_bytes(tensor->data, bytes);
 }
 
-/* What a layer only reads, in order; NULL = the end. */
+/* Operands that a layer only reads, in order; NULL = the end. */
 static const attn_tensor *read_at(const struct executor *executor, int32_t layer,
                                   const struct layer_operands *o, uint32_t index, uint32_t *role)
 {

@@ -110,7 +110,7 @@ static void set_operand(const struct executor *executor, const struct row_operan
     o->operands[operand->role] = tensor;
 }
 
-/* Of vectors whose keys and values are an encoder's: these are given where the step has some. */
+/* Vectors whose keys and values come from an encoder: these are passed if the step has any. */
 static void split_encoded(const struct executor *executor, const struct row_operand *list,
                           struct layer_operands *o)
 {

@@ -4,11 +4,10 @@
  *
  * Their forward over the new rows sees only the new rows. Keys and values of the prefixes are made
  * again, as many at a time as a step has rows at most, as engines expand them from the latents; a
- * call with ATTN_MASK_NONE over such a chunk is a partial result, which is merged by its LSE. What
- * a chunk holds is listed once a step, for all layers. Each chunk is a separate batch, so metadata
- * are planned again where they were planned for another one; the report counts its rows among the
- * backend's.
- */
+ * call with ATTN_MASK_NONE over such a chunk is a partial result, which is merged by its LSE. The
+ * contents of chunks are listed once per step, for all layers. Each chunk is a separate batch, so
+ * metadata that were planned for another one are planned again; the report counts the rows of
+ * chunks as the backend's. */
 #include "host/run/executor_private.h"
 
 #include <stdlib.h>
@@ -133,7 +132,7 @@ void executor_prefix_destroy(struct executor *executor)
 
 /* ---- The lists of a step --------------------------------------------------------------------- */
 
-/* Room for so many chunks; nothing that was enqueued reads what is there now. */
+/* Room for so many chunks; no enqueued work reads the current contents. */
 static attn_status reserve(const struct executor *executor, struct prefix_lists *lists,
                            int32_t num_chunks, uint32_t space, attn_error *error)
 {
@@ -261,7 +260,7 @@ static attn_status make_keys(struct executor *executor, const struct layer_opera
                                  executor->stream, error);
 }
 
-/* The calls, and the time they take; what is not written shows. */
+/* The calls and their time; unwritten rows hold NaN. */
 static attn_status call(struct executor *executor, const struct layers_run *run, int32_t layer,
                         int32_t index, const attn_forward_args *args, attn_error *error)
 {

@@ -70,7 +70,7 @@ struct graph_runner {
     int32_t seq_len_fill;
 };
 
-/* What is the same at every step. */
+/* State that is the same at every step. */
 struct layer_constants {
     uint32_t count;
     uint32_t roles[KIND_MAX_CONSTANTS];
@@ -146,8 +146,8 @@ struct layers_run {
  * row that two steps compute, the earlier one counts. */
 attn_status executor_settle_earlier(struct executor *executor, attn_error *error);
 
-/* Enqueue, if rows are looked at: NaN into dense rows, as one that is not written must not pass for
- * the one that stood there before. NULL is fine. */
+/* Enqueue, if rows are verified: NaN into dense rows, so that an unwritten row cannot pass as the
+ * previous one. NULL is fine. */
 attn_status executor_poison(const struct executor *executor, const attn_tensor *rows,
                             attn_error *error);
 
@@ -197,7 +197,7 @@ attn_status executor_prefix_list(struct executor *executor, const struct batch_s
                                  struct flight *flight, attn_error *error);
 
 /* After the forward over the new rows of a layer in the expanded form, whose operands these are:
- * what the prefixes of the step add, chunk by chunk, is merged into its output. */
+ * the partial results over the prefixes of the step are merged into its output, chunk by chunk. */
 attn_status executor_prefix_run(struct executor *executor, const struct layers_run *run,
                                 int32_t layer, const struct layer_operands *operands,
                                 attn_error *error);
@@ -219,7 +219,7 @@ attn_status executor_rows_make_room(struct executor *executor, struct flight *fl
 attn_status executor_rows_gather(struct executor *executor, struct flight *flight, int32_t layer,
                                  const struct step_output *output, attn_error *error);
 
-/* Enqueue: bring back what was gathered, and the watch. */
+/* Enqueue: bring back the gathered rows, and the watch. */
 attn_status executor_rows_fetch(struct executor *executor, struct flight *flight,
                                 attn_error *error);
 
@@ -229,7 +229,7 @@ attn_status executor_rows_judge(struct executor *executor, struct flight *flight
 
 /* ---- Fences (executor_fences.c) -------------------------------------------------------------- */
 
-/* Sums over what a layer reads. */
+/* Sums over the operands that a layer only reads. */
 struct fence_sums {
     uint32_t count;
     uint64_t of[OPERANDS_MAX + KIND_MAX_CONSTANTS];
@@ -238,7 +238,7 @@ struct fence_sums {
 attn_status executor_fences_create(struct executor *executor, attn_error *error);
 void executor_fences_destroy(struct executor *executor);
 
-/* Before a layer's forward, and after it; enqueued as it is. Nothing if no rows are looked at. */
+/* Before a layer's forward, and after it; enqueued as it is. Nothing if no rows are verified. */
 attn_status executor_fences_raise(struct executor *executor, int32_t layer,
                                   const struct layer_operands *operands, struct fence_sums *sums,
                                   attn_error *error);

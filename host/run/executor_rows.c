@@ -160,7 +160,8 @@ static int64_t layer_bytes(const struct executor *executor, const struct flight 
     return count * (int64_t)gathered_bytes(executor, flight->list.mode, layer);
 }
 
-/* Where each layer's rows go: after the layer before, or at the start where they do not fit. */
+/* The place of each layer's rows: after the previous layer's, or at the start if they do not fit.
+ */
 static void assign_offsets(const struct executor *executor, struct flight *flight)
 {
     int64_t used = 0;
@@ -260,7 +261,7 @@ static attn_status judge_layers(struct executor *executor, struct flight *flight
     for (; flight->judged < end && status == ATTN_OK; flight->judged++)
         status = row_check_layer(executor->params.check, &flight->list, flight->judged,
                                  flight->outputs + flight->list.offset[flight->judged], error);
-    /* After an error, too: what was added is read no later. */
+    /* After an error, too: added rows must not be read later. */
     attn_status judged = row_check_judge(executor->params.check, status == ATTN_OK ? error : NULL);
     return status == ATTN_OK ? judged : status;
 }

@@ -62,7 +62,7 @@ static void lay_out_encoder(const struct forward_batch_params *p, char *base, ui
     a->last_page_len = carve(base, used, seqs, sizeof *a->last_page_len);
 }
 
-/* What every batch uploads whole: one entry for each sequence, or fewer. */
+/* Arrays that every batch uploads whole: one entry for each sequence, or fewer. */
 static uint64_t lay_out_sequences(const struct forward_batch_params *p, char *base,
                                   struct batch_arrays *a)
 {
@@ -561,7 +561,7 @@ static int32_t fill_arrays(struct forward_batch *b, struct batch_arrays *a,
         staged->name, b->arrays.name                                                               \
     }
 
-/* What differs where the keys are an encoder's. */
+/* Differences if the keys come from an encoder. */
 static void describe_encoder(const struct forward_batch *b, const struct batch_arrays *staged,
                              attn_kv_batch *kv)
 {

@@ -53,7 +53,7 @@ struct batch_step {
     bool tells_shared;    /* padded: the graph is captured with hints of shared prefixes */
 };
 
-/* What the arrays must hold. */
+/* Bounds of the arrays. */
 struct forward_batch_params {
     const struct device *device;
     uint32_t num_staging; /* batches that may be on their way at once; 1 on the CPU */
@@ -69,7 +69,7 @@ struct forward_batch_params {
     struct drafts drafts;              /* zeros: there are none */
     bool tells_shared;                 /* fill attn_batch.shared_prefix in DECODE */
     bool has_positions;                /* trees: fill attn_batch.positions */
-    int32_t num_requests;              /* of the workload: who wrong drafts are of */
+    int32_t num_requests;              /* of the workload: numbers of rejected drafts follow it */
     int32_t table_rows, table_columns; /* of req_to_token; not read on the CPU */
 };
 
@@ -100,7 +100,7 @@ struct batch_arrays {
     struct batch_group_arrays groups[MODEL_KV_COUNT];
 };
 
-/* What kernels read of a KV group where it lies, in pinned memory. */
+/* Arrays of a KV group that kernels read in place, in pinned memory. */
 struct batch_group_staging {
     struct step_update *updates; /* [max_seqs] of req_to_token */
     int32_t num_updates, longest_update;
@@ -129,7 +129,7 @@ struct forward_batch {
     attn_mask mask;                   /* of one of trees */
     struct shared_prefix shared;      /* with tells_shared: of the last DECODE batch */
     attn_shared_prefix levels[SHARED_PREFIX_LEVELS];
-    struct step_rows rows;                 /* whose its rows are; device arrays */
+    struct step_rows rows;                 /* the request of each row; device arrays */
     struct step_rows encoder_rows;         /* and the encoder's new keys */
     struct batch_arrays arrays;            /* on the device */
     void *memory;                          /* of these; on the CPU staging[0]'s */
@@ -153,7 +153,7 @@ void forward_batch_finish(struct forward_batch *batch);
 attn_status forward_batch_fill(struct forward_batch *batch, uint32_t slot,
                                const struct batch_step *step, attn_error *error);
 
-/* Enqueue what makes the batch that was filled last complete on the device: the copy of `slot`, the
+/* Enqueue the work that completes the last filled batch on the device: the copy of `slot`, the
  * update of req_to_token, page ids. */
 attn_status forward_batch_upload(struct forward_batch *batch, uint32_t slot,
                                  const struct step_kernels *kernels, attn_stream stream,

@@ -6,16 +6,14 @@
  * gathering. Before serving, largest size first (so that shared scratch never grows under a graph
  * that has its address): GRAPH metadata for each unit, an empty padded batch, one warm-up through
  * all layers, the capture. A step then is: upload, init_forward_metadata on the metadata that was
- * captured, one launch. What a graph reads of a batch lies on the device at addresses that never
- * change.
+ * captured, one launch. Graphs read a batch on the device at addresses that never change.
  *
- * What a backend does for shared prefixes is in its graph whether there are any or not, a launch or
- * more for each level. So where backends get these hints each size has two graphs, and steps that
- * share little take the one without.
+ * A graph contains a backend's launches for shared prefixes, one or more for each level, whether a
+ * batch has any or not. So if backends get these hints, each size has two graphs, and steps that
+ * share little use the one without.
  *
- * Source of the sizes: cuda_graph.bs, clamped as SGLang does it: to workload.max_running_requests, and to the rows that
- * a step may have, which are no more than the pool has slots.
- */
+ * Source of the sizes: cuda_graph.bs, clamped as SGLang does it: to workload.max_running_requests,
+ * and to the rows of a step, which are at most the slots of the pool. */
 #include "host/run/executor_private.h"
 
 #include <inttypes.h>
@@ -38,7 +36,7 @@ static uint32_t captured_mode(const struct executor *executor)
 
 /* ---- Which sizes ----------------------------------------------------------------------------- */
 
-/* The seq_len of padding: what the backends ask for; 1 where they differ, which all accept. */
+/* The seq_len of padding: the backends' graph_seq_len_fill; 1 if they differ, which all accept. */
 static int32_t find_fill(const struct executor *executor)
 {
     const struct selection *selection = executor->params.selection;
@@ -190,7 +188,7 @@ static attn_status warm_up(struct executor *executor, const struct graph_entry *
                              : status;
 }
 
-/* A capture that was begun is ended, whatever happened in it. */
+/* A capture is always ended, even after an error in it. */
 static attn_status record(struct executor *executor, struct graph_entry *entry, attn_error *error)
 {
     const struct device *device = executor->params.device;
@@ -237,7 +235,7 @@ static attn_status capture_all(struct executor *executor, attn_error *error)
     return ATTN_OK;
 }
 
-/* What routes ask for, and no graph takes (routes.h). */
+/* Rows of routes that match no graph (routes.h). */
 static void note_routes(const struct executor *executor)
 {
     const struct executor_params *p = &executor->params;

@@ -52,7 +52,7 @@ bool report_has_device(const struct report *report)
     return report->host.prefill.count + report->host.decode.count > 0;
 }
 
-/* Both in a row. */
+/* Merge two bins. */
 static void join_bins(struct report_bin *bin, const struct report_bin *next)
 {
     memcpy(bin->end_ns, next->end_ns, sizeof bin->end_ns);
@@ -62,7 +62,7 @@ static void join_bins(struct report_bin *bin, const struct report_bin *next)
     bin->running = next->running > bin->running ? next->running : bin->running;
 }
 
-/* Two and two become one; the last one is full then, as all are. */
+/* Merge bins in pairs; the last one is then full, as all are. */
 static void halve(struct report_series *series)
 {
     series->count /= 2;
@@ -390,7 +390,7 @@ static bool add_series(cJSON *root, const struct report *report)
            json_add_ints(object, "running", &bins->running, count, stride);
 }
 
-/* What only a device that works by itself has. */
+/* Values of asynchronous devices only. */
 static bool add_own_device(cJSON *device, const struct report *report)
 {
     cJSON *host = cJSON_AddObjectToObject(device, "host_us");
@@ -458,7 +458,7 @@ char *report_json(const struct report *report)
 
 /* ---- Text ------------------------------------------------------------------------------------ */
 
-/* Where what follows a line's name begins. */
+/* The column after a line's name. */
 enum { COLUMN = 13 };
 
 static void print_device(const struct report *report, FILE *file)

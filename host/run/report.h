@@ -20,18 +20,17 @@ struct report_choice {
     char *backend; /* as it was asked for */
 };
 
-/* Rows that one backend computed, or of these the ones that went by one of its paths: query rows
- * times layers. */
+/* Rows that one backend, or one of its code paths, computed: query rows times layers. */
 struct report_path {
     char *name; /* owned: "backend", "backend/path" */
     int64_t rows;
 };
 
-/* Two clocks. The wall clock is the process's, with all that it does between steps: making
- * operands, comparing rows with the oracle. On the virtual clock nothing but steps takes time. */
+/* Two clocks. The wall clock is the process's, including its work between steps: generating
+ * operands, comparing rows with the oracle. On the virtual clock only steps take time. */
 enum report_clock { REPORT_VIRTUAL, REPORT_WALL, REPORT_CLOCKS };
 
-/* Consecutive steps, and what the run held at their ends at most. */
+/* Consecutive steps, and the maximum that the run held at their ends. */
 struct report_bin {
     int64_t end_ns[REPORT_CLOCKS]; /* of the last step, since the run began */
     int64_t prefill, decode;       /* rows */
@@ -131,8 +130,9 @@ struct report {
     int64_t skipped, cut;  /* requests of the trace that were too long: left out, shortened */
     int64_t failed_steps;  /* and requests that were dropped for it */
     int64_t dropped;
-    char ended_by[512]; /* what ended the run before its end; "" = nothing */
-    bool interrupted;   /* before all requests had ended; what they hold is not called leaked */
+    char ended_by[512]; /* the cause of an early end; "" = none */
+    bool interrupted;   /* before all requests had ended; pages that they hold do not count as
+                         * leaked */
     char digest[65];
     uint64_t seed;
 };

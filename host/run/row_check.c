@@ -16,7 +16,7 @@
 #include "host/kinds/operands.h"
 #include "host/verify/sample.h"
 
-/* Whose layers have computed a position: the target's, the draft model's, a tower's. */
+/* The model whose layers computed a position: target, draft model or tower. */
 enum { OF_TARGET, OF_DRAFT, OF_TOWER, OF_COUNT };
 
 /* A bit for each position of a request that was computed; NULL = none yet. */
@@ -44,7 +44,7 @@ struct row_check {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* The first failure of any kind is said at once: the report may be hours away. */
+/* The first failure of each kind is logged at once, as the report may be hours away. */
 static void note_failure(void *ctx, const char *text)
 {
     struct row_check *check = ctx;
@@ -76,8 +76,8 @@ static attn_status make_verifier(struct row_check *check, attn_error *error)
     return verifier_create(&params, &check->verifier, error);
 }
 
-/* For the longest request and the drafts beyond its end, if there are states and rows to be judged.
- */
+/* Histories for the longest request and the drafts beyond its end, if the model has states and rows
+ * are judged. */
 static attn_status make_history(struct row_check *check, attn_error *error)
 {
     const struct row_check_params *p = &check->params;
@@ -139,7 +139,7 @@ void row_check_destroy(struct row_check *check)
 
 /* ---- Which rows ------------------------------------------------------------------------------ */
 
-/* What a layer writes in batches of this mode. */
+/* The output of a layer in batches of this mode. */
 static struct row_operand written_in(const struct row_check *check, uint32_t mode, int32_t layer)
 {
     const struct model *model = check->params.model;
@@ -152,7 +152,7 @@ uint64_t row_check_row_bytes(const struct row_check *check, uint32_t mode, int32
     return operands_row_bytes(&out);
 }
 
-/* Drafts that are turned down are sampled as rows of the number that they go by. */
+/* Rejected drafts are sampled as rows of their own request number. */
 static void sample_rows(const struct row_check *check, const struct verify_sequence *sequence,
                         uint64_t *states)
 {
@@ -189,8 +189,8 @@ static void list_sequences(const struct row_check *check, const struct batch_ste
     list->num_rows = row;
 }
 
-/* What the step does to the states: snapshots of a sequence before its own, which may be written
- * where it was read. */
+/* Record the step's writes of states: a sequence's snapshots before its final state, which may
+ * overwrite the one that was read. */
 static void list_writes(const struct row_check *check, const struct batch_step *step,
                         struct row_list *list)
 {
@@ -366,7 +366,7 @@ void row_check_trespass(struct row_check *check, const char *text)
     note_failure(check, text);
 }
 
-/* Its rows, of a verification those that stay. */
+/* Its rows; in a verification, those that stay. */
 static attn_status mark_computed(struct row_check *check, const struct verify_sequence *sequence,
                                  uint32_t whose, attn_error *error)
 {

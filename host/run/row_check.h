@@ -42,7 +42,7 @@ struct row_check_params {
 attn_status row_check_create(const struct row_check_params *params, struct row_check **check,
                              attn_error *error);
 
-/* Has anything failed so far? Said on stderr when it is first seen; by any thread. */
+/* Has anything failed so far? The first failure is printed to stderr. Any thread. */
 bool row_check_has_failed(const struct row_check *check);
 
 /* NULL is accepted. */
@@ -88,7 +88,7 @@ attn_status row_check_wait(struct row_check *check, attn_error *error);
 /* A row that is not finite: `watch` as step_kernels_watch() leaves it; all bits set = none. */
 void row_check_watch(struct row_check *check, const struct row_list *list, uint64_t watch);
 
-/* A forward wrote where it has no business; in words. */
+/* A forward wrote outside its outputs; `what` describes it. */
 void row_check_trespass(struct row_check *check, const char *text);
 
 /* The step is over: its rows count as computed from now on. */

@@ -25,7 +25,7 @@ struct serve {
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
-/* A failed step is the failure of its requests, not of the run; the first one is remembered. */
+/* A failed step fails its requests, not the run; the first failure is remembered. */
 static void note_failure(struct session *s, const host_error *said)
 {
     if (s->failed_steps++ == 0)
@@ -44,7 +44,7 @@ static attn_status recover(struct serve *serve, host_error *said, attn_error *er
     attn_status status = executor_report(s->executor, &why.base);
     if (status == ATTN_OK)
         status = session_reset_device(s, &why.base);
-    if (status != ATTN_OK) /* the loss comes first: it may be what a plugin says of it */
+    if (status != ATTN_OK) /* the loss first: the message may be a plugin's */
         return host_fail(error, status, "%s%s%s", host_error_text(said),
                          *host_error_text(&why) ? "; " : "", host_error_text(&why));
     return session_make_device_side(s, error);
@@ -52,7 +52,7 @@ static attn_status recover(struct serve *serve, host_error *said, attn_error *er
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
-/* The scheduler's step as the executor takes it: nothing is copied but where its arrays are. */
+/* Convert the scheduler's step for the executor: only pointers to its arrays are copied. */
 static struct batch_step batch_step_of(const struct scheduler *scheduler,
                                        const struct scheduler_step *planned)
 {
@@ -139,7 +139,7 @@ static attn_status submit(struct serve *serve, const struct scheduler_step *plan
     return ATTN_OK;
 }
 
-/* What is kept of each request goes when it is over. */
+/* Records of a request are dropped when it is over. */
 static void pass(struct serve *serve)
 {
     int64_t first = scheduler_first_unfinished(serve->s->scheduler);
@@ -164,7 +164,7 @@ static attn_status finish(struct serve *serve, attn_error *error)
         pass(serve);
         return status;
     }
-    /* What came of it is not known, nor of the steps that build on it. */
+    /* The results of this step, and of the steps that build on it, are unknown. */
     note_failure(s, &said);
     while (executor_in_flight(s->executor) > 0)
         executor_finish(s->executor, NULL, NULL);

@@ -33,7 +33,7 @@ static attn_status load_plugins(struct session *s, attn_error *error)
 
 /* ---- Model ----------------------------------------------------------------------------------- */
 
-/* A sparse layer without an indexer has the choice of one before it. */
+/* A sparse layer without an indexer uses the choice of an earlier one. */
 static attn_status check_choices(const struct session *s, attn_error *error)
 {
     bool chosen = false;
@@ -112,7 +112,7 @@ static attn_status select_backends(struct session *s, attn_error *error)
     return status;
 }
 
-/* Who serves a phase of a group, under this name. */
+/* Record the backend of a phase of a group, by this name. */
 static attn_status note_choice(const struct session *s, uint32_t group, uint32_t phase,
                                const char *name, attn_error *error)
 {
@@ -124,7 +124,7 @@ static attn_status note_choice(const struct session *s, uint32_t group, uint32_t
     return report_add_choice(s->report, layers, name, backend, error);
 }
 
-/* Who serves what, for the report. */
+/* The backend of each group and phase, for the report. */
 static attn_status note_choices(const struct session *s, attn_error *error)
 {
     bool drafts = s->config->speculative.draft_tokens > 0;

@@ -4,9 +4,8 @@
  *
  *   plugins -> model -> workload -> selection -> KV pool -> scheduler and executor -> report
  *
- * Each stage is one function in session.c, in this order; whatever is wrong with a configuration is
- * found before memory is taken or a backend is made.
- */
+ * Each stage is one function in session.c, in this order; errors of a configuration are found
+ * before memory is allocated or a backend is created. */
 #ifndef HOST_RUN_SESSION_H
 #define HOST_RUN_SESSION_H
 
@@ -20,11 +19,11 @@
 struct session_params {
     const struct config *config;
     const char *command;  /* the command line, for the report; NULL = none */
-    FILE *choices;        /* where one line for each chosen backend goes; NULL = nowhere */
+    FILE *choices;        /* receives one line for each chosen backend; NULL = none */
     executor_probe probe; /* NULL = none (executor.h) */
     void *probe_ctx;
-    /* The report is whole, or there is none: called once, before anything is torn down, so that
-     * what a plugin does there loses nothing. NULL = none. */
+    /* Called once, when the report is complete or there is none, before anything is destroyed, so
+     * that a plugin's fault there loses nothing. NULL = none. */
     void (*ready)(void *ctx, attn_status status);
     void *ready_ctx;
     row_check_listener listener; /* NULL = none (row_check.h) */
@@ -34,7 +33,7 @@ struct session_params {
 struct session_result {
     bool began;    /* steps were run: a failure is one while running */
     bool reported; /* the report is whole, though steps may have failed, or the run as such */
-    bool passed;   /* with ATTN_OK: no row that was looked at is wrong, no memory leaked */
+    bool passed;   /* with ATTN_OK: no verified row is wrong, and no memory leaked */
 };
 
 /* Run to the end, or until the process is interrupted. ATTN_OK comes with a full report, which the

@@ -140,7 +140,7 @@ attn_status session_size_pool(struct session *s, attn_error *error)
     return check_capacity(s, pages, token_bytes, error);
 }
 
-/* Which key asks for so much, and what it may be. */
+/* The key that asks for so much, and its accepted values. */
 static void explain_pool(const struct session *s, const struct kv_pool_group *groups,
                          attn_error *error)
 {

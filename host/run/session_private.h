@@ -10,7 +10,7 @@
 #include "host/schedule/scheduler.h"
 #include "host/run/session.h"
 
-/* Everything a run is made of, in the order in which it is made. */
+/* All parts of a run, in order of creation. */
 struct session {
     const struct session_params *params;
     const struct config *config;
@@ -79,7 +79,7 @@ int64_t session_request_rows(const struct session *s, const workload_request *re
 /* Slot 0, those of the requests that run, those of the prefix cache. */
 int64_t session_num_state_slots(const struct session *s);
 
-/* How many pages the pools shall have. Their memory. What became of them, for the report. */
+/* Compute the pools' sizes; allocate their memory; report their use. */
 attn_status session_size_pool(struct session *s, attn_error *error);
 attn_status session_allocate_pool(struct session *s, attn_error *error);
 attn_status session_report_pools(struct session *s, attn_error *error);

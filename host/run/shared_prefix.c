@@ -57,8 +57,8 @@ void shared_prefix_finish(struct shared_prefix *shared)
 
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
-/* A block ends before a sequence that shares less with the one before it; whatever is open then
- * and has no more keys in common goes on. */
+/* A block ends before a sequence that shares less with its predecessor; open blocks with no more
+ * common keys than that continue. */
 static void find_blocks(struct shared_prefix *shared)
 {
     struct shared_prefix_block *open = shared->open;

@@ -28,8 +28,8 @@ enum {
     SHARED_PREFIX_MIN_KEYS = 64
 };
 
-/* A level of attn_shared_prefix: runs that cover all sequences, in order. Those that share nothing
- * (more than the run of the level before that they lie in) are there to fill it. */
+/* A level of attn_shared_prefix: runs that cover all sequences, in order. Runs that share nothing
+ * (beyond their run in the level before) are fillers. */
 struct shared_prefix_level {
     int32_t num_runs;
     int32_t *seq_indptr; /* [max_seqs + 1] */

@@ -6,9 +6,8 @@
  * On the CPU these are loops that are done when the call returns; on CUDA they are kernels
  * (kernels/step_kernels.cu) that the call enqueues, one at most, which may be captured into a
  * graph. Both give the same bits. All arrays are the device's, or pinned; on CUDA a kernel reads
- * them when the stream gets there, so a graph's replay sees their new contents. What is passed by
- * value is baked in, a layer's geometry too; launch shapes depend on nothing else.
- */
+ * them when the stream gets there, so a graph's replay sees their new contents. Arguments passed by
+ * value, such as a layer's geometry, are fixed in a graph; launch shapes depend only on them. */
 #ifndef HOST_RUN_STEP_KERNELS_H
 #define HOST_RUN_STEP_KERNELS_H
 
@@ -28,7 +27,7 @@ attn_status step_kernels_create(const struct device *device, const struct genera
 /* All that was enqueued is done. Before a device_reset(), if there is one. NULL is accepted. */
 void step_kernels_destroy(struct step_kernels *kernels);
 
-/* Whose row is which: for each row of a step, padding included. */
+/* The request and position of each row of a step, padding included. */
 struct step_rows {
     const int32_t *request;  /* index in the workload; -1 = padding */
     const int32_t *position; /* absolute; of padding it is not read */
@@ -123,7 +122,7 @@ attn_status step_kernels_keys(const struct step_kernels *kernels, int32_t layer,
                               const struct step_keys *keys, int32_t max_rows, attn_stream stream,
                               attn_error *error);
 
-/* What lies in slots of a cache: num_pieces times piece_bytes, piece_stride apart. */
+/* The contents of a slot in a cache: num_pieces times piece_bytes, piece_stride apart. */
 struct step_cache {
     void *data;
     int64_t page_bytes, slot_bytes; /* between two pages, and two slots of a page */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_kernels_cuda.c: launches the kernels of kernels/step_kernels.cu, and gives them what of the
- * workload they read.
- */
+ * step_kernels_cuda.c: launches the kernels of kernels/step_kernels.cu, and uploads the parts of
+ * the workload that they read. */
 #include "host/run/step_kernels_private.h"
 
 #include <stdlib.h>
@@ -14,8 +13,8 @@
 #include "host/workload/vectors.h"
 #include "host/base/configured.h"
 
-/* The kernels as PTX, which the driver compiles for its device; what stands in for them in a build
- * without nvcc says so. A driver refuses it; one that tests put in its place need not. */
+/* The kernels as PTX, which the driver compiles for its device; a build without nvcc has a
+ * placeholder, which a driver refuses; the fake driver of tests may accept it. */
 #ifdef HAVE_NVCC
 extern const unsigned char step_kernels_fatbin[];
 extern const uint64_t step_kernels_fatbin_size;
@@ -261,7 +260,7 @@ static attn_status generate_vectors(const struct step_kernels *kernels, int32_t 
                   error);
 }
 
-/* What the kernel must know of an operand; its exponents go after those of the ones before. */
+/* Parameters of an operand for the kernel; its exponents follow those of earlier operands. */
 static attn_status place_linear(const struct step_kernels *kernels,
                                 const struct step_vectors *vectors,
                                 struct generate_linear_launch *work, int32_t *num_exponents,

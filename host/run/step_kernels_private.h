@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * step_kernels_private.h: what step_kernels.c (the processor, and the dispatch) and
- * step_kernels_cuda.c share. The functions below are those of step_kernels.h on CUDA; the dispatch
- * has checked all of their arguments that can be checked without reading device memory.
- */
+ * step_kernels_private.h: shared by step_kernels.c (the processor, and the dispatch) and
+ * step_kernels_cuda.c. The functions below are those of step_kernels.h on CUDA; the dispatch has
+ * checked all of their arguments that can be checked without reading device memory. */
 #ifndef HOST_RUN_STEP_KERNELS_PRIVATE_H
 #define HOST_RUN_STEP_KERNELS_PRIVATE_H
 

@@ -118,7 +118,7 @@ void timeline_forget(struct timeline *timeline)
     timeline->in_flight = 0;
 }
 
-/* What lies between two moments, over `parts`, to the times of each clock. */
+/* Add the time between two moments, divided by `parts`, to the times of each clock. */
 static attn_status add_between(struct report_times *times, const struct moment *from,
                                const struct moment *to, int64_t parts, attn_error *error)
 {

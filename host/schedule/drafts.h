@@ -4,7 +4,7 @@
  *
  * A run has no text, so whether a draft is right is drawn: once for each token that decode makes,
  * from (seed, request, position) alone. So what is accepted does not depend on how requests were
- * batched, and a script can tell it from the trace.
+ * batched, and a script can compute it from the trace.
  *
  * A verification has `tokens` rows for each request. Row 0, the root, is the token that came last:
  * its keys are not in the cache yet. The others are drafts, at most `top_k` of them at each depth:
@@ -14,9 +14,9 @@
  * itself and is accepted, then that at depth 2, and so on to the first that is wrong. With top_k 1
  * it is a chain.
  *
- * A position's draft is looked at at most once, as the one that was wrong is the next root. So
- * with rate p and `depth` depths the accepted drafts of a verification, those cut off at a
- * request's end aside, are p + p^2 + ... + p^depth on average.
+ * A position's draft is looked at at most once, as the one that was wrong is the next root. So with
+ * rate p and `depth` depths the accepted drafts of a verification, those cut off at a request's end
+ * aside, are p + p^2 + ... + p^depth on average.
  *
  * To the bit (mix.h), for the token at `position`:
  *

@@ -40,7 +40,7 @@ int64_t scheduler_first_unfinished(struct scheduler *scheduler)
 
 /* ---- Launched -------------------------------------------------------------------------------- */
 
-/* Each row is looked at; nothing is derived from the sums that are to be checked. */
+/* Each row is counted; nothing is derived from the sums that the counts must equal. */
 static void count_prompt_rows(struct flight *flight, struct request *request)
 {
     if (request->computed > request->mark) { /* only a hit can have moved it past the mark */

@@ -49,7 +49,7 @@ static void allocate(struct scheduler *scheduler, struct request *request, int32
     request->num_new = count;
 }
 
-/* Rows that a request can have more of, as far as the pools have room. */
+/* Additional rows for a request, as far as the pools have room. */
 static int64_t room_for(const struct scheduler *scheduler, const struct request *request)
 {
     int64_t most = INT32_MAX;
@@ -81,8 +81,8 @@ static int32_t reserve_for(const struct scheduler *scheduler, const struct reque
     return pages_of(scheduler, length + rows) - pages_of(scheduler, length);
 }
 
-/* Of the cached prefix, what the request can start after: where a state was kept, and the window
- * before it. */
+/* The part of the cached prefix after which the request can start: a state was kept there, and the
+ * window before it is complete. */
 static void cut_prefix(struct scheduler *scheduler, struct request *request)
 {
     int32_t before;
@@ -95,7 +95,7 @@ static void cut_prefix(struct scheduler *scheduler, struct request *request)
     } while (request->cached_pages != before);
 }
 
-/* Pages that the request could find cached. */
+/* Pages that the cache may hold for the request. */
 static int32_t most_cached(const struct scheduler *scheduler, const struct request *request)
 {
     return min_i32(request->shareable, request->target - 1) / scheduler->params.page_size;
@@ -379,8 +379,8 @@ static void verify(struct scheduler *scheduler, const struct request *request)
         keep_states(scheduler, request);
 }
 
-/* Where `count` rows after prefix_len others go in a pool, and what the request's next step will
- * find unchanged there; returns what this one finds changed. */
+/* The slots of `count` rows after prefix_len others in a pool. Returns the first position that has
+ * changed since the request's last step. */
 static int32_t emit_slots(struct scheduler *scheduler, int p, struct request *request,
                           int32_t prefix_len, int32_t count)
 {

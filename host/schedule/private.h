@@ -202,17 +202,17 @@ int64_t scheduler_available(const struct scheduler *scheduler, int pool);
 
 /* ---- The pool of windows (window.c); nothing without one ------------------------------------- */
 
-/* Of a cached prefix, which becomes shorter, what the request can start after. */
+/* Shorten a cached prefix to the part after which the request can start. */
 void scheduler_window_cut_prefix(struct scheduler *scheduler, struct request *request);
 
 /* Hold the window before the end of the cached prefix, and list its pages at
  * scheduler->pages[SCHEDULER_WINDOW]; without memory for that the request starts at 0. */
 void scheduler_window_hold(struct scheduler *scheduler, struct request *request);
 
-/* Let go of what the request holds of the prefix cache. */
+/* Release the request's hold on the prefix cache. */
 void scheduler_window_let_go(struct scheduler *scheduler, struct request *request);
 
-/* Give back what no row to come can see. */
+/* Free pages that no later row can see. */
 void scheduler_window_pass(struct scheduler *scheduler, struct request *request);
 
 /* Pages that a request that is about to start takes until its prompt is through, at most. */

@@ -109,8 +109,8 @@ enum {
     SCHEDULER_POOLS
 };
 
-/* What the layers see that have a pool of their own: query i the keys from i - left on (left < 0:
- * there is no such limit), and those of its chunk (0: likewise); with both, what either lets it. */
+/* The keys that layers with a pool of their own see: query i those from i - left on (left < 0: no
+ * limit), and those of its chunk (0: no limit); if both are set, those that either allows. */
 struct scheduler_window {
     int64_t num_pages; /* page 0 included; 0 = there is no such pool */
     int32_t left, chunk;
@@ -152,7 +152,7 @@ struct scheduler_params {
                  token_key *keys);
     void *keys_context;
 
-    /* The time on the scale of arrival_us. NULL = virtual clock: everybody has arrived. */
+    /* The time on the scale of arrival_us. NULL = virtual clock: all requests have arrived. */
     int64_t (*now_us)(void *clock_context);
     void *clock_context;
 };

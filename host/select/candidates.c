@@ -56,8 +56,8 @@ static size_t list_aliases(const struct rules *rules, const char **names)
     return count;
 }
 
-/* Names that are accepted: backend types, and, where a backend is asked for, auto and sections.
- * The caller's array has room. */
+/* Accepted names: backend types, and, for a key that names a backend, auto and sections. The
+ * caller's array has room. */
 static size_t list_accepted(const struct selector *selector, bool types_alone, const char **names)
 {
     const struct config_backends *sections = &selector->config->backends;
@@ -106,8 +106,8 @@ static attn_status fail_unknown(struct selector *selector, const char *key,
     return status;
 }
 
-/* What an explicit name stands for: a name that the host knows into *name, or NULL and why it
- * cannot be used into `absent`. CONFIG_ERROR for an unknown name. */
+/* The meaning of an explicit name: *name becomes a name that the host knows, or NULL, with the
+ * reason in `absent`. CONFIG_ERROR for an unknown name. */
 static attn_status resolve(struct selector *selector, const char *key, const char *wanted,
                            const char **name, strbuf *absent)
 {
@@ -176,8 +176,8 @@ attn_status select_check_names(struct selector *selector)
     return status;
 }
 
-/* Does the model have a decoder? Then an encoder next to it is a tower, which attention_backend
- * does not speak of. */
+/* Does the model have a decoder? Then an encoder next to it is a tower, to which attention_backend
+ * does not apply. */
 static bool has_decoder(const struct model *model)
 {
     for (uint32_t i = 0; i < model->num_groups; i++)
@@ -192,7 +192,7 @@ static void set_wanted(struct select_phase *phase, const char *name, const char 
     phase->key = key;
 }
 
-/* What the user wants for a phase of a group. */
+/* The user's setting for a phase of a group. */
 void select_find_wanted(const struct selector *selector, const attn_layer_group *group,
                         uint32_t index, struct select_phase *phase)
 {
@@ -233,8 +233,8 @@ static bool layout_allowed(const struct selector *selector, const attn_layer_gro
     return !kind->allows || kind->allows(&selector->config->kv_cache, group, kv_dtype, index);
 }
 
-/* Of the layouts in `mask` the one that stands first in the backend's own list; the host's order
- * where it lists none of them. */
+/* The layout in `mask` that comes first in the backend's own list, or in the host's order if that
+ * list has none of them. */
 uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer_group *group,
                                  uint32_t mask)
 {
@@ -248,7 +248,8 @@ uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer
 
 /* ---- Asking ---------------------------------------------------------------------------------- */
 
-/* One query with room for all reasons; a backend that has more each time is not asked for ever. */
+/* One query with room for all reasons; the number of attempts is bounded, as a backend may report
+ * more reasons each time. */
 static attn_status query_all(struct selector *selector, const char *name,
                              const attn_problem *problem, attn_verdict *verdict,
                              attn_reason **reasons, attn_error *error)
@@ -284,7 +285,7 @@ static attn_status query_all(struct selector *selector, const char *name,
     return ATTN_OK;
 }
 
-/* Of a device that the ABI has no word for, no backend can be asked. */
+/* No backend can be queried about a device type that the ABI lacks. */
 static attn_status refuse_foreign(struct selector *selector, struct select_candidate *candidate)
 {
     attn_reason *reason = calloc(1, sizeof *reason);
@@ -368,7 +369,7 @@ static bool is_candidate(const struct select_phase *phase, const char *name)
     return false;
 }
 
-/* What rules are asked about a group. */
+/* The question for the rules about a group. */
 static struct rule_facts facts_of(const struct selector *selector, const attn_layer_group *group)
 {
     return (struct rule_facts){.device = &selector->selection->device,
@@ -460,7 +461,7 @@ const char *select_type_name(const struct selector *selector, const char *name)
     return alias && !select_find_type(selector->host, name) ? alias->name : name;
 }
 
-/* What the rules know of the candidates, and which ones they take out. */
+/* Look up each candidate's rules, which may exclude it. */
 static void apply_rules(struct selector *selector, const attn_layer_group *group,
                         struct select_phase *phase)
 {
@@ -482,8 +483,8 @@ static bool is_missing(const struct select_candidate *candidate)
     return candidate->absence == SELECT_NOT_INSTALLED || candidate->absence == SELECT_NO_PLUGIN;
 }
 
-/* A backend without kernels accepts what it could serve with them: on a simulated device that is
- * the answer, on the real one it cannot serve. */
+/* A backend without kernels accepts problems that it could serve with them: this counts on a
+ * simulated device, but on the real one it cannot serve. */
 static attn_status set_aside_without_kernels(struct selector *selector,
                                              struct select_candidate *candidate)
 {
@@ -498,7 +499,8 @@ static attn_status set_aside_without_kernels(struct selector *selector,
     return candidate->absent ? ATTN_OK : select_no_memory(selector);
 }
 
-/* The first of the order that serves, or that is not installed, runs here and was not taken out. */
+/* The first of the order that serves, or would if it were installed: it runs on this device and is
+ * not excluded. */
 static int32_t find_preferred(const struct selector *selector, const attn_layer_group *group,
                               const struct select_phase *phase)
 {
@@ -514,8 +516,8 @@ static int32_t find_preferred(const struct selector *selector, const attn_layer_
     return -1;
 }
 
-/* List and ask. Of `auto` a candidate whose options do not parse is out of the running; of a named
- * one that is the user's error. */
+/* List and ask. With `auto`, a candidate whose options do not parse is skipped; for a named backend
+ * that is the user's error. */
 attn_status select_fill_phase(struct selector *selector, uint32_t group, uint32_t modes,
                               struct select_phase *phase)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * choose_device.c: a selection on the device that the configuration asks for, or on the better of
- * those there are; and the form of latent layers that suits the device.
- */
+ * choose_device.c: a selection on the configured device, or on the better one of those present; and
+ * the form of latent layers that suits the device. */
 #include "host/select/select.h"
 
 #include <string.h>
@@ -12,7 +11,7 @@
 #include "host/select/platform.h"
 #include "host/base/text.h"
 
-/* One device and what came of it. */
+/* A device and the selection on it. */
 struct attempt {
     attn_device device;
     struct selection *selection;
@@ -28,7 +27,7 @@ static void try_device(struct attempt *attempt, attnhost *host, const struct con
     attempt->selection = NULL;
     attempt->status = device_describe(type, 0, &device, &attempt->error.base);
     attempt->device = device;
-    /* A driver that fails is as good as none. */
+    /* A driver that fails counts as absent. */
     if (attempt->status && attempt->status != ATTN_OUT_OF_HOST_MEMORY)
         attempt->status = ATTN_DEPENDENCY_MISSING;
     if (attempt->status == ATTN_OK)
@@ -42,7 +41,7 @@ static bool may_differ(const struct attempt *attempt)
     return attempt->status == ATTN_UNSUPPORTED || attempt->status == ATTN_DEPENDENCY_MISSING;
 }
 
-/* Are there names for what runs on the device? Then they decide which one. */
+/* Does the configuration name backends? Then they decide the device. */
 static bool has_names(const struct config *config)
 {
     const struct config_attention *keys = &config->attention;
@@ -61,7 +60,8 @@ static attn_status keep(struct attempt *kept, struct attempt *other, attn_device
                         : ATTN_OK;
 }
 
-/* Neither can: the selection is the processor's, which is always there, the reasons are both's. */
+/* Neither device serves: the result is the selection on the processor, which is always present,
+ * with the reasons of both. */
 static attn_status keep_neither(struct attempt *cpu, struct attempt *cuda, attn_device *device,
                                 struct selection **selection, attn_error *error)
 {
@@ -85,7 +85,7 @@ static attn_status note(struct selection *selection, const struct attempt *refus
                : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for a note");
 }
 
-/* Named backends are tried on the processor first, so that no driver is woken for them. */
+/* Named backends are tried on the processor first, so that no driver is loaded for them. */
 static attn_status select_automatic(attnhost *host, const struct config *config,
                                     const struct model *model, attn_device *device,
                                     struct selection **selection, attn_error *error)

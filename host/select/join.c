@@ -18,7 +18,8 @@ enum { MAX_NAME = 63 };
 
 static const char composite[] = "hybrid_linear";
 
-/* Are all groups of the unit decoder layers of this sort, linear or not, that may be joined? */
+/* Are all groups of the unit decoder layers that may be joined, and linear (or not linear) as
+ * asked? */
 static bool is_unit_of(const struct selector *selector, const struct select_unit *unit, bool linear)
 {
     for (uint32_t g = 0; g < unit->num_groups; g++) {
@@ -53,8 +54,8 @@ static bool is_this_pair(const struct compose_definition *known, const char *con
     return same;
 }
 
-/* Define the composite under its own name; *defined = 0 if the name is not to be had. A second
- * selection finds what the first one defined. */
+/* Define the composite under its own name; *defined = 0 if the name is taken. A second selection
+ * finds the definition of the first one. */
 static attn_status define(struct selector *selector, const char *full, const char *linear,
                           char name[MAX_NAME + 1], bool *defined)
 {

@@ -34,7 +34,7 @@ static cJSON *add_row(cJSON *rows, const char *matter)
                : NULL;
 }
 
-/* Values come matter by matter: a new one begins a row. */
+/* Values come property by property: a new property begins a row. */
 static void take_value(void *ctx, const char *matter, const char *value, int accepted)
 {
     struct asking *asking = ctx;
@@ -116,7 +116,7 @@ static void write_row(const struct matrix_column *columns, size_t num_columns, c
     fputc('\n', file);
 }
 
-/* The matters of a column that no column before it has. */
+/* The properties of a column that no earlier column has. */
 static void write_rows(const struct matrix_column *columns, size_t num_columns, size_t column,
                        FILE *file)
 {

@@ -20,7 +20,7 @@ cJSON *matrix_ask(const attnhost *host, const attn_backend_type *type);
 /* The same as one object, {matter: [text ...]}; the caller's, NULL when memory ran out. */
 cJSON *matrix_rows_json(const cJSON *rows);
 
-/* `rows` as matrix_ask() answers, or NULL: nothing is known of it. */
+/* `rows` from matrix_ask(), or NULL = unknown. */
 struct matrix_column {
     const char *name;
     const cJSON *rows;

@@ -18,7 +18,7 @@
 
 /* ---- Plugins --------------------------------------------------------------------------------- */
 
-/* "module:Class", which the ini's reader took for a file of its folder; NULL = it is none. */
+/* "module:Class", which the ini's reader took for a file of its folder; NULL = it is a file. */
 static const char *module_of(const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -121,8 +121,8 @@ attn_status open_host_define_backends(attnhost *host, const struct config *confi
 
 /* ---- A host ---------------------------------------------------------------------------------- */
 
-/* The command in a build folder takes the plugins that were built with it, and a prefix that was
- * moved takes its own. */
+/* The command of a build folder loads the plugins built with it; a prefix that was moved loads its
+ * own plugins. */
 void open_host_plugin_folder(char folder[PATH_MAX])
 {
     static const char *const places[] = {"plugins/.libs", "../lib/attnhost/plugins",

@@ -17,15 +17,14 @@
 enum { OPEN_HOST_REFUSED = ATTN_STATUS_COUNT };
 
 /* Load the plugins of [plugins], then those that are installed, or lie in the build folder of the
- * running command. Define the backends. ATTN_OK and
- * *host, the caller's; OPEN_HOST_REFUSED; CONFIG_ERROR; what else attnhost_create() and loading can
- * say. */
+ * running command. Define the backends. ATTN_OK and *host, the caller's; OPEN_HOST_REFUSED;
+ * CONFIG_ERROR; errors of attnhost_create() and of loading. */
 attn_status open_host(const struct config *config, attnhost **host, attn_error *error);
 
 /* A line for each plugin file that was refused: "attnhost COMMAND: refused FILE: reason". */
 void open_host_print_refused(const attnhost *host, const char *command, FILE *file);
 
-/* Where the plugins of this command lie. */
+/* The folder of this command's plugins. */
 void open_host_plugin_folder(char folder[PATH_MAX]);
 
 /* ---- Parts ----------------------------------------------------------------------------------- */

@@ -55,7 +55,7 @@ static const struct product products[] = {
 };
 enum { NUM_PRODUCTS = sizeof products / sizeof *products };
 
-/* What people call them. */
+/* Their common names. */
 static const struct {
     const char *name, *product;
 } nicknames[] = {

@@ -61,8 +61,8 @@ void select_exclusion_text(const struct select_candidate *candidate, char *text,
 
 enum { BUDGET_TEXT = 96 };
 
-/* Who keeps to how many: the same for two verdicts about which the same is said. 0: launches may
- * count on all that the device has, and nothing is said. */
+/* The multiprocessor limit of a verdict, which decides the printed text. 0: launches may use all of
+ * the device, and nothing is printed. */
 static int32_t budget_of(int32_t max_sms, const attn_device *device, const attn_verdict *verdict)
 {
     if (max_sms <= 0 || (uint32_t)max_sms >= device->num_sms)
@@ -103,7 +103,7 @@ static bool same_choice(const struct selection *selection, const struct select_g
                           budget_of(selection->max_sms, &selection->device, &second->verdict));
 }
 
-/* Of a group's second phase the layers are not named again. */
+/* The layers are named only for a group's first phase. */
 static void print_choice(const struct selection *selection, uint32_t group, uint32_t phase,
                          const char *phases, FILE *file)
 {
@@ -181,7 +181,7 @@ static bool decodes(const attnhost_group *group)
     return group->num_phases == SELECT_PHASES;
 }
 
-/* What the rules would choose, next to a candidate that is not here. */
+/* The choice of the rules, next to a candidate that is not installed. */
 static void put_absent(const attnhost_candidate *candidate, bool preferred, FILE *file)
 {
     const char *why = reason_at(candidate, 0)->text;
@@ -194,7 +194,7 @@ static void put_absent(const attnhost_candidate *candidate, bool preferred, FILE
                        preferred ? "would be chosen; " : "", why);
 }
 
-/* What model.dtype could be, if that is all that stands in the way; or NULL. */
+/* The accepted model.dtype, if that is the only obstacle; or NULL. */
 static const char *other_dtype(const attnhost_candidate *candidate)
 {
     const char *accepted = NULL;
@@ -255,7 +255,7 @@ static bool same_answer(const attnhost_selection *selected, const attnhost_candi
     return same;
 }
 
-/* Is all that is said of one phase said of the other? */
+/* Would both phases print the same text? */
 static bool same_phase(const attnhost_selection *selected, const attnhost_phase *a,
                        const attnhost_phase *b)
 {
@@ -281,7 +281,7 @@ static bool same_group(const attnhost_selection *selected, const attnhost_group 
     return same;
 }
 
-/* The first group before this one of which the same is said, or NULL. */
+/* The first earlier group that prints the same text, or NULL. */
 static const attnhost_group *find_same(const attnhost_selection *selected,
                                        const attnhost_group *group)
 {
@@ -359,8 +359,8 @@ static bool has_answer(const attnhost_selection *selected, const attnhost_phase 
     return false;
 }
 
-/* The phase, of a group before this one or of this one, in which the same was said of a candidate;
- * NULL = of none. What can serve, and what would be chosen, is said each time. */
+/* An earlier phase, of this group or of one before it, that printed the same text for a candidate;
+ * NULL = none. Candidates that can serve, or would be chosen, are always printed. */
 static const attnhost_phase *said_before(const attnhost_selection *selected,
                                          const attnhost_group *group, uint32_t p, uint32_t index)
 {
@@ -379,8 +379,7 @@ static const attnhost_phase *said_before(const attnhost_selection *selected,
     return NULL;
 }
 
-/* The last of the candidates from `index` on of which nothing but one and the same sentence is
- * said. */
+/* The last candidate, from `index` on, that prints the same single sentence. */
 static uint32_t last_alike(const attnhost_selection *selected, const attnhost_group *group,
                            uint32_t p, uint32_t index)
 {
@@ -416,8 +415,8 @@ static void print_alike(const attnhost_phase *phase, uint32_t first, uint32_t la
     strbuf_finish(&names);
 }
 
-/* "as for layers 0-2: cpu_native, route": the candidates from `index` on of which the same was said
- * in one place. */
+/* "as for layers 0-2: cpu_native, route": the candidates from `index` on that one earlier place has
+ * printed. */
 static void print_said(const attnhost_selection *selected, const attnhost_group *group, uint32_t p,
                        uint32_t index, FILE *file)
 {

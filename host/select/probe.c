@@ -118,7 +118,7 @@ int probe_here(const attnhost *host, const attn_backend_type *type, char *why, s
 
 /* ---- Matters --------------------------------------------------------------------------------- */
 
-/* Who asks whom, and who wants to know. */
+/* The backend under query, and the receiver of its answers. */
 struct visit {
     const attnhost *host;
     const attn_backend_type *type;

@@ -29,22 +29,22 @@ int probe_ask(const attnhost *host, const char *backend, const struct probe *pro
  * and layout. 1 and *probe, or 0 if it accepts none. */
 int probe_find(const attnhost *host, const attn_backend_type *type, struct probe *probe);
 
-/* Takes a value of a matter, and whether the backend accepts it: "head_dim", "64", 1. Values of one
- * matter come one after another. */
+/* Receives a property, a value and whether the backend accepts it: "head_dim", "64", 1. Values of
+ * one property come one after another. */
 typedef void (*probe_see)(void *ctx, const char *matter, const char *value, int accepted);
 
-/* Tell what holds around an accepted problem: devices, layouts, types, dimensions, page sizes,
- * modes, masks, uses, kinds of layers, graphs. The matters and their order are the same for every
- * one. */
+/* Report the accepted values around an accepted problem: devices, layouts, types, dimensions, page
+ * sizes, modes, masks, uses, kinds of layers, graphs. Properties and their order are the same for
+ * every backend. */
 void probe_visit(const attnhost *host, const attn_backend_type *type, struct probe *probe,
                  probe_see see_value, void *ctx);
 
-/* Print what is accepted: one line for each matter, "head_dim: 1 2 4 ...". */
+/* Print the accepted values: one line for each property, "head_dim: 1 2 4 ...". */
 void probe_print(const attnhost *host, const attn_backend_type *type, struct probe *probe,
                  FILE *file);
 
-/* Can the backend serve anything on the processor of this machine? 1; or 0 with what it says about
- * the device, or about the plain problem, in `why`. */
+/* Can the backend serve anything on the processor of this machine? 1; or 0, with its reason against
+ * the device or the plain problem in `why`. */
 int probe_here(const attnhost *host, const attn_backend_type *type, char *why, size_t size);
 
 #endif /* HOST_SELECT_PROBE_H */

@@ -24,16 +24,15 @@ struct problem {
 uint32_t problem_prefill_modes(const struct config *config);
 uint32_t problem_decode_modes(const struct config *config);
 
-/* Drafts at each depth: of [speculative], or what attention.speculative_eagle_topk asks about; 0 =
- * there are no drafts. */
+/* Drafts at each depth: from [speculative], or from attention.speculative_eagle_topk; 0 = there are
+ * no drafts. */
 int64_t problem_draft_topk(const struct config *config);
 
 /* Can these layers be run with these drafts? CONFIG_ERROR names the key. */
 attn_status problem_check_drafts(const struct config *config, const struct model *model,
                                  attn_error *error);
 
-/* Does the batch that verifies trees say where its rows stand: is there a layer that it matters to?
- */
+/* Does a batch that verifies trees need explicit positions, because some layer depends on them? */
 bool problem_has_positions(const struct config *config, const struct model *model);
 
 /* CONFIG_LAYER_* by which [kv_cache] names a group: CROSS, CHUNKED, SLIDING by its mask, else FULL.
@@ -50,7 +49,7 @@ attn_status problem_check_scales(const struct config *config, const struct model
                                  attn_error *error);
 
 /* Scales of an fp8 cache: how many, and one of k_scale or v_scale; 1 where none is given, as
- * engines take it where a checkpoint has none. The keys that this is so of, in words; NULL = none.
+ * engines take it where a checkpoint has none. *keys names the keys with that default; NULL = none.
  */
 uint32_t problem_num_scales(const struct config *config);
 float problem_scale(const struct config_doubles *given, uint32_t index);
@@ -63,17 +62,17 @@ attn_status problem_check_layouts(const struct config *config, const struct mode
 
 /* Pose the problem of model->groups[group] for batches of these modes. `layout` is a KV layout id,
  * or a state layout id for a linear group; it is ignored for groups without either. No graph level
- * is demanded: what the verdict says decides what is captured. `model`, `layout` outlive the
+ * is required: the verdict's graph level decides the captures. `model`, `layout` outlive the
  * problem, `device` is copied. */
 void problem_init(struct problem *problem, const struct config *config, const struct model *model,
                   uint32_t group, const attn_device *device, uint32_t modes, const char *layout);
 
-/* Add what calls of the group in the expanded form need of bounds that have these modes: partial
+/* Extend bounds with these modes by the needs of the group's calls in the expanded form: partial
  * results over chunks of the prefix. Nothing if it has no such form in them. */
 void problem_bounds_expand(attn_bounds *bounds, const struct model *model,
                            const attn_layer_group *group);
 
-/* Add what verifications need of bounds that have this mode: masks and positions of trees. */
+/* Extend bounds with this mode by the needs of verifications: masks and positions of trees. */
 void problem_bounds_drafts(attn_bounds *bounds, const struct config *config,
                            const struct model *model);
 

@@ -27,7 +27,7 @@ static char *trimmed(const char *text, size_t length)
     return strndup(text, length);
 }
 
-/* The key's kind saw to it that there is an arrow. */
+/* The type of the key has checked that there is an arrow. */
 static bool read_route(const struct config_route *given, struct route *route)
 {
     const char *arrow = strstr(given->text, "->");
@@ -70,7 +70,7 @@ static attn_status fail_route(const struct config_route *route, attn_error *erro
                      (long long)route->number, route->text, text);
 }
 
-/* What else would say which backend serves a phase. */
+/* Other keys that would set the backend of a phase. */
 static attn_status check_keys(const struct config *config, attn_error *error)
 {
     const struct config_attention *keys = &config->attention;
@@ -209,7 +209,7 @@ static bool is_in(int32_t number, const char *range)
     return first <= number && number <= last;
 }
 
-/* Can decode steps of `longest` keys not be the row's, where others can? */
+/* Does the row accept other decode steps, but not those of `longest` keys? */
 static bool is_beyond(const char *conditions, int32_t longest)
 {
     char phases[64], keys[64];
@@ -220,10 +220,10 @@ static bool is_beyond(const char *conditions, int32_t longest)
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* What is said of rows, and of which definitions it was. */
+/* Messages about rows, and the definitions that have been visited. */
 struct search {
     const struct composer *composer;
-    /* A line about a row with these conditions, if there is something to say. */
+    /* Append a line about a row with these conditions, if needed. */
     void (*look)(const struct search *search, const struct options_text *row);
     int32_t longest;    /* for look_beyond_graphs() */
     const char *whose;  /* likewise */
@@ -275,7 +275,7 @@ static void search_tables(struct search *search, const char *name)
     }
 }
 
-/* In those of the backends that serve a phase. */
+/* In the tables of the backends that serve a phase. */
 static void search_phase(struct search *search, const struct selection *selection, uint32_t phase)
 {
     for (uint32_t g = 0; g < selection->num_groups && search->visited; g++) {

@@ -105,7 +105,7 @@ static int64_t drafts_of(int64_t topk)
     return topk == 0 ? RULE_DRAFTS_OFF : topk == 1 ? RULE_DRAFTS_CHAIN : RULE_DRAFTS_TREE;
 }
 
-/* "Llama4*" stands for every name that begins so. */
+/* "Llama4*" matches every name that begins with Llama4. */
 static bool name_matches(const char *pattern, const char *name)
 {
     size_t length = strlen(pattern);
@@ -184,7 +184,7 @@ const struct rule *rules_exclusion(const struct rules *rules, const struct rule_
 
 /* ---- Blame ----------------------------------------------------------------------------------- */
 
-/* A property of the layers under the name that verdicts call it by. */
+/* A property of the layers, by its name in verdicts. */
 static const char *blame_layers(int64_t what, const attn_layer_group *group, char *got, size_t size)
 {
     switch (what) {

@@ -5,8 +5,7 @@
  * All of it is data: host/select/selection.ini, whose head describes the format. It is read from
  * the file that attention.rules names, else from the installed one, else from the copy in the
  * program, which is made of the same file; so a host without its files chooses as one with them.
- * Whether a backend can serve is for the backend to say: an order says which is asked first.
- */
+ * Only the backend decides whether it can serve: an order decides which one is asked first. */
 #ifndef HOST_SELECT_RULES_H
 #define HOST_SELECT_RULES_H
 
@@ -59,7 +58,7 @@ struct rule_platforms {
 
 enum { RULE_BACKEND, RULE_ORDER, RULE_EXCLUDE, RULE_KINDS };
 
-/* One section. Lists that are empty hold always. */
+/* One section. Empty lists match everything. */
 struct rule {
     char *name;  /* of [order.NAME] NAME, of [backend.TYPE] the type */
     char *place; /* "file:line" */
@@ -88,7 +87,7 @@ struct rules {
     struct rule_list lists[RULE_KINDS];
 };
 
-/* What conditions are about: a layer group of a model on a device. */
+/* The subject of conditions: a layer group of a model on a device. */
 struct rule_facts {
     const attn_device *device;
     const struct model *model;
@@ -115,12 +114,12 @@ void rules_destroy(struct rules *rules);
 /* The candidates of `auto`: the first order that holds, or NULL. */
 const struct rule *rules_order(const struct rules *rules, const struct rule_facts *facts);
 
-/* Why a backend type is out: the first exclusion of it that holds, or NULL. */
+/* The first exclusion of a backend type that applies, or NULL. */
 const struct rule *rules_exclusion(const struct rules *rules, const struct rule_facts *facts,
                                    const char *type);
 
-/* What of the layers, the model or the configuration an exclusion that holds is about: the name of
- * a field (static), and what was got, cut to `size`. */
+/* The cause of an exclusion that applies: the name of a field (static) of the layers, the model or
+ * the configuration, and its value, cut to `size`. */
 const char *rules_blame(const struct rule *exclusion, const struct rule_facts *facts, char *got,
                         size_t size);
 

@@ -324,8 +324,8 @@ static const char **backend_names(const struct rules *rules)
     return names;
 }
 
-/* What a rule names must have a section, so that a misspelt name is not a backend that is not
- * installed. */
+/* A type that a rule names must have a section, so that a misspelt name is not taken for a type
+ * that is not installed. */
 static attn_status check_backends(const struct rules *rules, int kind, const struct rule *rule,
                                   attn_error *error)
 {
@@ -364,7 +364,7 @@ static attn_status check_aliases(const struct rules *rules, const struct rule *r
     return ATTN_OK;
 }
 
-/* What no single section can see. */
+/* Checks across sections. */
 static attn_status check_together(struct rules *rules, attn_error *error)
 {
     attn_status status = ATTN_OK;

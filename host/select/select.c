@@ -59,7 +59,7 @@ static attn_status define_pair(struct selector *selector, const char *prefill, c
                          "the pair of %s and %s would be called %s-%s%s: accepted names of %d "
                          "characters together",
                          prefill, decode, prefill, decode, by_decode ? "-spec" : "", MAX_NAME - 6);
-    /* A second selection finds what the first one defined. */
+    /* A second selection finds the definition of the first one. */
     const struct compose_definition *known = composer_find(&selector->host->composer, name);
     if (known && is_pair(known, pairs, 3))
         return ATTN_OK;
@@ -136,7 +136,8 @@ static attn_status choose_one(struct selector *selector, uint32_t group, uint32_
 
 /* Layers that are called in the expanded form are a unit of their own, even of a backend that
  * serves others: their metadata is planned for bounds and batches (partial results over a prefix)
- * that a recurrence has no word for. So are encoders next to a decoder, which see other batches. */
+ * that a recurrence does not have. Encoders next to a decoder are a unit of their own, too, as they
+ * get other batches. */
 static bool goes_with(const struct selector *selector, uint32_t group, const char *name,
                       const struct select_unit *unit)
 {
@@ -271,7 +272,8 @@ static void append_reasons(const struct selector *selector, const struct select_
     }
 }
 
-/* Phases that no candidate accepts; both together where the same is said of them. False: none. */
+/* List the phases that no candidate accepts, both together if their texts are equal. False: none.
+ */
 static bool append_phases(const struct selector *selector, const struct select_group *chosen,
                           const char *layers, strbuf *text)
 {
@@ -296,7 +298,7 @@ static bool append_phases(const struct selector *selector, const struct select_g
     return fails[SELECT_PREFILL] || fails[SELECT_DECODE];
 }
 
-/* Keep what is wrong with this group, if it is the first one. */
+/* Keep the error of this group, if it is the first one. */
 static attn_status note_failure(struct selector *selector, uint32_t group)
 {
     const struct select_group *chosen = &selector->selection->groups[group];
@@ -349,8 +351,8 @@ static attn_status select_one(struct selector *selector, uint32_t group)
     return status ? status : chosen->unit < 0 ? note_failure(selector, group) : ATTN_OK;
 }
 
-/* Which of its two a hybrid_phase backend verifies by, if `name` is one and was written by hand;
- * else NULL. */
+/* The child by which a hybrid_phase backend verifies, if `name` is one that the user defined; else
+ * NULL. */
 static const char *own_verifier(const struct selector *selector, const char *name)
 {
     const struct compose_definition *found = composer_find(&selector->host->composer, name);
@@ -363,8 +365,8 @@ static const char *own_verifier(const struct selector *selector, const char *nam
     return says;
 }
 
-/* Where a hybrid_phase written by hand is chosen for both phases, its own option says who verifies
- * drafts: a key of [attention] that says otherwise would be ignored. */
+/* If a user-defined hybrid_phase serves both phases, its own option sets the child that verifies
+ * drafts: a different key of [attention] would be ignored. */
 static attn_status check_verifier(struct selector *selector)
 {
     static const char key[] = "attention.speculative_attention_mode";

@@ -3,18 +3,17 @@
  * select.h: the backend of each layer group and phase, and the reasons against the others.
  *
  *   selection
- *     groups[]            one for each layer group of the model: what is served how
+ *     groups[]            one for each layer group of the model: how it is served
  *       phases[2]         prefill and decode: the candidates in order, the chosen one
  *         candidates[]    a backend and its verdict, with all reasons
  *     units[]             what has to be composed: a backend name and the groups it serves
  *
- * An explicit name is taken or refused, never replaced. `auto` walks the order for the platform and
+ * An explicit name is used or refused, never replaced. `auto` walks the order for the platform and
  * the kind of layer (rules.h), then every other backend that is loaded, and takes the first one
- * that serves both phases; if none does, the first one for each phase. What a rule excludes is
- * neither asked nor taken, named or not. Two names for the two phases are joined by a hybrid_phase
+ * that serves both phases; if none does, the first one for each phase. A rule excludes a backend
+ * even if it is named: it is not queried. Two names for the two phases are joined by a hybrid_phase
  * backend that is defined here; a backend for linear layers and one for all others by a
- * hybrid_linear one.
- */
+ * hybrid_linear one. */
 #ifndef HOST_SELECT_SELECT_H
 #define HOST_SELECT_SELECT_H
 
@@ -38,14 +37,14 @@ enum {
     SELECT_NO_ANSWER
 };
 
-/* A backend and what it answered. */
+/* A backend and its answer. */
 struct select_candidate {
     char *name;                  /* as the host knows it */
-    const struct rule *known;    /* what the rules know of its type; NULL = nothing */
-    const struct rule *excluded; /* the rule that takes it out, so that it is not asked; or NULL */
+    const struct rule *known;    /* the rules' section of its type; NULL = none */
+    const struct rule *excluded; /* the rule that excludes it, so that it is not queried; or NULL */
     const char *blamed;          /* static: the field that this rule is about */
     char got[64];                /* its value */
-    char *absent;                /* why it was not asked; NULL = it was, or a rule takes it out */
+    char *absent;                /* why it was not queried; NULL = it was, or a rule excludes it */
     uint32_t absence;            /* SELECT_NOT_INSTALLED ... */
     uint32_t layouts;            /* bit i: accepts with the i-th of kind_layouts() */
     attn_verdict verdict; /* with the first accepted layout; if none, with the first one asked */
@@ -53,15 +52,14 @@ struct select_candidate {
 };
 
 struct select_phase {
-    const char *wanted; /* what the user said: "auto" or a name; the config's */
+    const char *wanted; /* the user's setting: "auto" or a name; owned by the config */
     const char *key;    /* static: where: "attention.attention_backend"; */
     char *why;          /* rule or key that led to the candidates; for people */
     struct select_candidate *candidates;
     uint32_t num_candidates;
-    int32_t chosen; /* index of a candidate; -1 = none, or the phase does not exist */
-    int32_t
-        preferred; /* of `auto`: what it would be if all of its order were installed; -1 = none */
-    bool exists;   /* encoders have no decode phase */
+    int32_t chosen;    /* index of a candidate; -1 = none, or the phase does not exist */
+    int32_t preferred; /* with `auto`: the choice if all of its order were installed; -1 = none */
+    bool exists;       /* encoders have no decode phase */
 };
 
 struct select_group {
@@ -95,10 +93,10 @@ struct selection {
 };
 
 /* Select for all groups of the model on the device. *selection is the caller's on ATTN_OK, and on
- * UNSUPPORTED and DEPENDENCY_MISSING too, where some group has no backend: then `error` speaks of
- * the first one, the selection of all. CONFIG_ERROR: an unknown name (nearest and list), wrong
- * options, missing scales. May define hybrid_phase backends in the host. Host, config and model
- * outlive the selection. */
+ * UNSUPPORTED and DEPENDENCY_MISSING, too, if some group has no backend: then `error` concerns the
+ * first such group, the selection all groups. CONFIG_ERROR: an unknown name (nearest and list),
+ * wrong options, missing scales. May define hybrid_phase backends in the host. Host, config and
+ * model outlive the selection. */
 attn_status select_create(attnhost *host, const struct config *config, const struct model *model,
                           const attn_device *device, struct selection **selection,
                           attn_error *error);
@@ -112,8 +110,8 @@ attn_status select_create_here(attnhost *host, const struct config *config,
                                const struct model *model, attn_device *device,
                                struct selection **selection, attn_error *error);
 
-/* attention.mla_prefill = auto, for who makes the calls and so may choose their form: prompts' latent
- * layers are called in the expanded form on a CUDA device where backends serve them so, which takes
+/* attention.mla_prefill = auto, for a caller that may choose the form of its calls: prompts' latent
+ * layers are called in the expanded form on a CUDA device if backends serve that form, which takes
  * less than half of the time (docs/PERFORMANCE.md); everywhere else in the absorbed one. Before
  * select_create_here(). */
 attn_status select_settle_form(attnhost *host, const struct config *config, struct model *model,
@@ -125,15 +123,15 @@ void select_destroy(struct selection *selection);
 /* The backend that serves a phase of a group, or NULL. */
 const char *select_backend(const struct selection *selection, uint32_t group, uint32_t phase);
 
-/* Does each group have a backend, or one that would be chosen if it were installed? One that no
- * plugin has yet is no answer. */
+/* Does each group have a backend, or one that would be chosen if it were installed? A backend that
+ * no plugin provides yet does not count. */
 bool select_is_settled(const struct selection *selection);
 
 /* Can decode batches of a group be captured: the graph level (ATTN_GRAPH_*) of the backend that
  * serves its decode phase; ATTN_GRAPH_NEVER if none does. */
 uint32_t select_decode_graph_level(const struct selection *selection, uint32_t group);
 
-/* The first backend that cannot be captured in what decodes: DECODE batches, or verifications where
+/* The first backend that cannot be captured in decode steps: DECODE batches, or verifications if
  * the configuration has drafts; NULL = all can be. */
 const char *select_uncapturable(const struct selection *selection, const struct config *config);
 
@@ -147,7 +145,7 @@ const char *select_phase_name(uint32_t phase);
 const char *select_field_name(uint32_t field);
 const char *select_code_name(uint32_t code);
 
-/* "head_dim 192: accepted 64, 128", with the child's name in front where it is a child's. Cut to
+/* "head_dim 192: accepted 64, 128", with the child's name in front if it comes from a child. Cut to
  * `size`. */
 void select_reason_text(const attn_reason *reason, char *text, size_t size);
 

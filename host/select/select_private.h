@@ -10,7 +10,7 @@
 
 #define SELECT_NO_PLUGIN_TEXT "no such plugin exists yet"
 
-/* What all steps of a selection need. */
+/* State shared by all steps of a selection. */
 struct selector {
     attnhost *host;
     const struct config *config;
@@ -32,15 +32,15 @@ const attn_backend_type *select_find_type(const attnhost *host, const char *name
  * installed, of an alias. */
 const char *select_type_name(const struct selector *selector, const char *name);
 
-/* CONFIG_ERROR for a name in a key of [attention] that nothing is called, whether or not the model
- * has layers that the key is about. */
+/* CONFIG_ERROR for an unknown name in a key of [attention], even if the model has no layers that
+ * the key concerns. */
 attn_status select_check_names(struct selector *selector);
 
-/* What the user wants for a phase of a group: phase->wanted and phase->key. */
+/* The user's setting for a phase of a group: phase->wanted and phase->key. */
 void select_find_wanted(const struct selector *selector, const attn_layer_group *group,
                         uint32_t index, struct select_phase *phase);
 
-/* Of the layouts in `mask` (not 0), bits of kind_layouts(), the one that stands first in the
+/* Of the layouts in `mask` (not 0), bits of kind_layouts(), the one that comes first in the
  * backend's own list. */
 uint32_t select_preferred_layout(const attn_backend_type *type, const attn_layer_group *group,
                                  uint32_t mask);

@@ -21,7 +21,7 @@ struct selected {
     attnhost_selection base;
     struct block *blocks;
     bool failed; /* memory ran out */
-    /* What selection_api_select() made; NULL = owned by the caller. */
+    /* Objects that selection_api_select() made; NULL = owned by the caller. */
     struct selection *selection;
     struct model *model;
     struct config *config;
@@ -211,7 +211,7 @@ static attnhost_phase tell_phase(struct selected *selected, const struct selecti
                             .candidates = candidates};
 }
 
-/* What a graph of decode batches asks for: of as many sequences as there may be. */
+/* The memory of a graph of decode batches, of the maximum number of sequences. */
 static uint64_t graph_bytes(const struct selection *selection, uint32_t index)
 {
     const struct select_phase *decode = &selection->groups[index].phases[SELECT_DECODE];
@@ -317,7 +317,7 @@ static const char *server_of(const struct selection *selection, uint32_t group, 
     return answer->exists && index >= 0 ? answer->candidates[index].name : NULL;
 }
 
-/* Have prefill and decode of some group unlike backends? */
+/* Do prefill and decode of some group have different backends? */
 static bool phases_differ(const struct selection *selection)
 {
     for (uint32_t g = 0; g < selection->num_groups; g++) {
@@ -329,8 +329,8 @@ static bool phases_differ(const struct selection *selection)
     return false;
 }
 
-/* Who verifies: one of two phases where these are served by two backends, else those that serve
- * both, each once. */
+/* The backends that verify: that of one phase if two backends serve the phases, else those that
+ * serve both, each once. */
 static void note_verifiers(const struct config *config, const struct selection *selection,
                            strbuf *notes)
 {
@@ -354,7 +354,7 @@ static void note_verifiers(const struct config *config, const struct selection *
     }
 }
 
-/* What [speculative] makes of decode. */
+/* The effect of [speculative] on decode. */
 static void note_drafts(const struct config *config, const struct selection *selection,
                         strbuf *notes)
 {
@@ -379,7 +379,7 @@ static void note_drafts(const struct config *config, const struct selection *sel
     strbuf_append(notes, "\n");
 }
 
-/* What the workspace of backends on a GPU is for. */
+/* The bounds for which a GPU workspace is computed. */
 static void note_bounds(const struct selected *selected, const struct config *config,
                         const struct selection *selection, strbuf *notes)
 {
@@ -488,7 +488,7 @@ attn_status selection_api_select(attnhost *host, struct config *config, struct m
     return ATTN_OK;
 }
 
-/* Settings that have no effect here would be ignored without a word. */
+/* Settings without effect here would be ignored silently. */
 static attn_status check_settings(const char *const *settings, uint32_t count, attn_error *error)
 {
     static const char *const taken[] = {"platform.",

@@ -11,17 +11,16 @@
 
 #include "host/select/select.h"
 
-/* Put a selection into the words of attnhost.h, where *selected borrows from it: selection, config
- * and model outlive it. `status` and `message` are what select_create() said. OUT_OF_HOST_MEMORY.
- */
+/* Convert a selection to the structs of attnhost.h, where *selected borrows from it: selection,
+ * config and model outlive it. `status` and `message` are the result of select_create().
+ * OUT_OF_HOST_MEMORY. */
 attn_status selection_api_create(const attnhost *host, const struct config *config,
                                  const struct selection *selection, attn_status status,
                                  const char *message, const attnhost_selection **selected,
                                  attn_error *error);
 
-/* Select on the device that the configuration asks for, and tell it. Config and model are
- * *selected's from now on, and freed with it, or at once where there is none. As attnhost_select().
- */
+/* Select on the configured device, and report it. *selected owns config and model from now on; they
+ * are freed at once if there is none. As attnhost_select(). */
 attn_status selection_api_select(attnhost *host, struct config *config, struct model *model,
                                  const attnhost_selection **selected, attn_error *error);
 

@@ -80,7 +80,7 @@ static void tell_keys(const struct config *config, const struct model *model, st
                            config_place(config, keys[k].key), keys[k].why);
 }
 
-/* A layer type's keys without a layer of it, of a model that the ini describes. */
+/* Keys of a layer type that no layer has, in a model that the ini describes. */
 static void tell_types(const struct config *config, const struct model *model, strbuf *text)
 {
     static const char *const names[] = {"num_q_heads", "num_kv_heads", "head_dim", "v_head_dim",
@@ -131,7 +131,7 @@ static void list_named(const struct config_attention *attention, struct named na
     named[4] = (struct named){"attention.linear_attn_backend", attention->linear_attn_backend};
 }
 
-/* Names of backends that SGLang had once. */
+/* Names of backends that SGLang has dropped. */
 static void tell_former(const struct config *config, const struct rules *rules, strbuf *text)
 {
     struct named named[NUM_NAMED];
@@ -159,8 +159,8 @@ static bool is_child(const struct composer *composer, const char *name)
     return false;
 }
 
-/* Sections that no key names, as a misspelt name leaves them. One with the name of a backend type
- * sets that type's options wherever the type is chosen. */
+/* Sections that no key names, for example because of a misspelt name. A section with the name of a
+ * backend type sets the options of that type wherever it is chosen. */
 static void tell_sections(const struct composer *composer, const struct config *config,
                           strbuf *text)
 {

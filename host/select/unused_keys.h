@@ -9,8 +9,8 @@
 #include "host/plugin/compose.h"
 #include "host/select/select.h"
 
-/* A line for each such key, and for each route that nothing can ever take; for `run` and `explain`.
- * To add a key: a row in unused_keys.c. */
+/* A line for each such key, and for each route that can never match; for `run` and `explain`. To
+ * add a key: a row in unused_keys.c. */
 void unused_keys_list(const struct composer *composer, const struct config *config,
                       const struct selection *selection, strbuf *text);
 

@@ -173,14 +173,14 @@ static void read_kv(void *ctx, int64_t j, double *key, double *value)
 
 /* ---- Which keys a row sees ------------------------------------------------------------------- */
 
-/* Of a tree whose rows do not stand where they lie: where they stand, and for each the rows that it
- * sees. */
+/* For a tree whose rows have other positions than their order: their positions, and the rows that
+ * each one sees. */
 struct tree_view {
     int32_t positions[DRAFTS_MAX_TOKENS];
     uint8_t seen[DRAFTS_MAX_TOKENS][DRAFTS_MAX_TOKENS / 8]; /* bits */
 };
 
-/* A chain has the sight of any other rows. */
+/* A row of a chain sees what any other row sees. */
 static bool is_chain(const struct verify_sequence *sequence)
 {
     for (int64_t t = 0; verify_has_tree(sequence) && t < sequence->num_rows; t++)
@@ -313,7 +313,7 @@ static int32_t head_of(const struct head_rows *rows, int64_t n)
     return rows->first_head + (int32_t)(n % rows->heads);
 }
 
-/* Which of its sequence. */
+/* Index in its sequence. */
 static int64_t row_of(const struct head_rows *rows, int64_t n)
 {
     return rows->check->step->sampled[sampled_of(rows, n)];
@@ -403,7 +403,7 @@ static attn_status check_head_rows(const struct head_rows *rows, const reference
 
 /* ---- Keys that are chosen -------------------------------------------------------------------- */
 
-/* What a choice is judged with, for one row after the other. */
+/* Memory for judging choices, for one row after the other. */
 struct choice_memory {
     double *q, *weights, *label; /* of the indexer */
     double *logits, *bars;       /* [kv_len] */
@@ -461,7 +461,7 @@ static void make_index_query(const struct check *check, token_key key, int32_t h
         to[d] = dtype_round(sparse->index_dtype, to[d]);
 }
 
-/* A label as a reader of the cache finds it. */
+/* A label as it is read from the cache. */
 static void read_label(void *ctx, int64_t j, double *label)
 {
     const struct key_source *source = ctx;
@@ -470,7 +470,7 @@ static void read_label(void *ctx, int64_t j, double *label)
     reference_label_round(sparse, label);
 }
 
-/* What a row's indexer sees of each key: memory->logits and bars. */
+/* The logit of each key for a row's indexer, and its bar: memory->logits and bars. */
 static void compute_logits(const struct head_rows *rows, struct key_source *source, int64_t t,
                            struct choice_memory *memory)
 {
@@ -605,9 +605,8 @@ static attn_status check_entry_task(struct check *check, int64_t task, uint32_t 
     return check_head_rows(&rows, &kv, &check->verifier->workers[worker]);
 }
 
-/* Does the backend read keys that are new in this step as they were given, not as they are stored?
- * Without a cache there is nothing stored; a layer that only reads the cache of another is given
- * no keys. */
+/* Does the backend read the new keys of this step as given, not as stored? Without a cache there is
+ * nothing stored; a layer that only reads the cache of another is given no keys. */
 static int reads_unquantised(const struct verify_params *params, int32_t layer, uint32_t mode)
 {
     uint32_t g = params->model->layers[layer].group;

@@ -247,7 +247,7 @@ static void make_part(const struct check *check, token_key key, uint32_t role, d
                               role, ATTN_F64, first, count, row + first);
 }
 
-/* What the replay's heads read of the row at `position`, as row t of the piece. */
+/* Operands of the replay's heads in the row at `position`, as row t of the piece. */
 static void make_row(const struct check *check, const reference_linear_replay *replay,
                      const struct verify_sequence *sequence, int64_t position, int64_t t,
                      const struct piece *piece)
@@ -345,8 +345,8 @@ static attn_status replay_rows(const struct check *check, const struct job *job,
     return status;
 }
 
-/* The drafts that are turned down: a chain's, which goes on from the last row that stays. The
- * replay remains there. */
+/* The rejected drafts, a chain that continues from the last row that stays. The replay remains at
+ * that row. */
 static attn_status replay_branch(const struct check *check, const struct job *job,
                                  const reference_linear_replay *replay, struct piece *piece,
                                  reference_scratch *scratch)
@@ -390,7 +390,7 @@ static uint64_t stores_before(const struct verify_sequence *sequence, int64_t po
 }
 
 /* From where a sequence is replayed, and how far: through its last sampled row; where a sampled row
- * is turned down, through the last one that stays. It goes on from a state that was stored in other
+ * is rejected, through the last one that stays. It goes on from a state that was stored in other
  * places only from the first token. */
 static void describe_job(const struct verify_step *step, const struct verify_sequence *sequence,
                          struct kept_replay *replay, struct job *job)

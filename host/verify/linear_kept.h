@@ -34,7 +34,7 @@ struct kept_replays {
 int32_t kept_part_heads(const attn_linear_dims *dims);
 int32_t kept_num_parts(const attn_linear_dims *dims);
 
-/* Begin a round: whatever was asked for before may be dropped. */
+/* Begin a round: replays of earlier rounds may be dropped. */
 void kept_begin(struct kept_replays *kept);
 
 /* The replay of a request in a layer, a new one at position 0 if there is none; older ones are

@@ -17,7 +17,7 @@ struct verify_entry {
 };
 
 struct verify_method {
-    /* What judges; *self is for the others. The parameters outlive it. */
+    /* Create a judge; *self is passed to the other functions. The parameters outlive it. */
     attn_status (*create)(const struct verify_params *params, void **self, attn_error *error);
     void (*destroy)(void *self);
     /* Judge entries, as if one after the other. */

@@ -10,12 +10,11 @@
  *   for word in seed, request, position, layer:  state = mix_absorb(state, word)
  *   sampled = (state >> 11) < threshold,  threshold = floor(rate * 2^53)
  *
- * `request` is its index in the workload; of a draft that was turned down the number that its token
- * goes by, request + requests * (1 + its row in the verification) (workload/token_key.h).
+ * `request` is its index in the workload; for a rejected draft it is the number of its token,
+ * request + requests * (1 + its row in the verification) (workload/token_key.h).
  *
  * rate * 2^53 is exact in IEEE double, and state >> 11 < 2^53, so rate 1 takes every row and rate 0
- * none.
- */
+ * none. */
 #ifndef HOST_VERIFY_SAMPLE_H
 #define HOST_VERIFY_SAMPLE_H
 

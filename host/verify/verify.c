@@ -110,8 +110,8 @@ void verifier_destroy(struct verifier *verifier)
 
 /* ---- What is added --------------------------------------------------------------------------- */
 
-/* What is copied of a step: its sequences with sampled rows, the rows and, with `concurrent`, their
- * elements. */
+/* The copied part of a step: its sequences with sampled rows, the rows and, with `concurrent`,
+ * their elements. */
 struct sizes {
     int64_t sequences, sampled;
     uint64_t chosen;   /* bytes */
@@ -210,7 +210,7 @@ static uint32_t judged_as(const struct verifier *verifier, int32_t layer)
     return kind_of(&model->groups[model->layers[layer].group])->judged;
 }
 
-/* Methods leave off once a signal has come, anywhere in what they were given. */
+/* Methods stop after a signal, at any point of their work. */
 static void note_unjudged(struct batch *batch, int64_t begin, int64_t end)
 {
     for (int64_t e = begin; e < end && interrupt_seen(); e++)
@@ -305,7 +305,7 @@ static attn_status start_queue(struct verifier *verifier, attn_error *error)
     return host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no thread for verification");
 }
 
-/* What has not been judged is not: the run is over. */
+/* Rows that are not judged yet are dropped: the run is over. */
 static void end_queue(struct queue *queue)
 {
     if (!queue)

@@ -3,12 +3,11 @@
  * verify.h: compare output rows of a run with the fp64 oracle.
  *
  * Keys and values are functions of the trace (generator.h), so the oracle makes them again, rounds
- * them as they are stored, and computes a sampled row alone. Nothing is read from the KV pool: what
- * a backend left there is judged by the rows that read it.
+ * them as they are stored, and computes a sampled row alone. Nothing is read from the KV pool: the
+ * rows that read it show whether a backend saved it right.
  *
- * Of a verification every row is judged, whether it stays or not: a draft that is turned down is a
- * token that follows from the trace, too (draft_tree.h), and so are those above it in its tree.
- */
+ * Every row of a verification is judged, whether it stays or not: a rejected draft is a token that
+ * follows from the trace, too (draft_tree.h), like those above it in its tree. */
 #ifndef HOST_VERIFY_VERIFY_H
 #define HOST_VERIFY_VERIFY_H
 
@@ -49,7 +48,7 @@ static inline bool verify_has_tree(const struct verify_sequence *sequence)
     return sequence->tree.committed > 0;
 }
 
-/* Is row `t` of the sequence a draft that is turned down? */
+/* Is row `t` of the sequence a rejected draft? */
 static inline bool verify_is_rejected(const struct verify_sequence *sequence, int64_t t)
 {
     return verify_has_tree(sequence) && t >= 0 && !draft_tree_keeps(&sequence->tree, (int32_t)t);
@@ -96,8 +95,8 @@ enum { VERIFY_NO_ENTRY = -2 };
 
 struct verifier;
 
-/* All that is borrowed outlives the verifier. `reads_new_unquantised` is the backend's word on each
- * layer group: a mask of modes for each of model.num_groups. */
+/* All that is borrowed outlives the verifier. `reads_new_unquantised` is the backend's answer for
+ * each layer group: a mask of modes for each of model.num_groups. */
 /* Called at the first failure, by the thread that judges. */
 typedef void (*verify_failed)(void *ctx, const char *text);
 
@@ -145,8 +144,8 @@ attn_status verifier_add(struct verifier *verifier, const struct verify_step *st
  * is full; verifier_wait() reports the errors. */
 attn_status verifier_judge(struct verifier *verifier, attn_error *error);
 
-/* Until all is judged that was handed over; before verifier_of_bar() and verifier_result(). An
- * error is that of any of it. */
+/* Wait until all rows that were handed over are judged; call it before verifier_of_bar() and
+ * verifier_result(). Returns the first error. */
 attn_status verifier_wait(struct verifier *verifier, attn_error *error);
 
 /* The largest max_of_bar of a layer's rows, of those of decode steps or of all others; negative if

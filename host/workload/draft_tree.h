@@ -4,10 +4,9 @@
  *
  * Row 0, the root, is the token that came last, the others are drafts; each sees what is before the
  * root, itself, and the rows on its way up to the root. Rows that stay are the request's own
- * tokens. Those that are turned down are tokens that it never has: token_key.h gives each row a
- * number of its own for them. A row's depth is a matter of its number alone (schedule/drafts.h), so
- * a number and a position name one row of one verification.
- */
+ * tokens. Rejected rows are tokens that it never has: token_key.h gives each of these rows a number
+ * of its own. A row's depth depends on its number alone (schedule/drafts.h), so a number and a
+ * position name one row of one verification. */
 #ifndef HOST_WORKLOAD_DRAFT_TREE_H
 #define HOST_WORKLOAD_DRAFT_TREE_H
 
@@ -34,7 +33,7 @@ static inline bool draft_tree_keeps(const struct draft_tree *tree, int32_t row)
     return false;
 }
 
-/* The number whose token, at the row's position, a row of `request` is. */
+/* The request number whose token, at the row's position, a row of `request` is. */
 static inline int64_t draft_tree_number(const struct draft_tree *tree, int64_t request,
                                         int64_t num_requests, int32_t row)
 {

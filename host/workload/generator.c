@@ -288,7 +288,7 @@ static void *row_of(const generator_tensor *tensor, int64_t token, int32_t head)
     return (char *)tensor->data + element * attn_dtype_size(tensor->dtype);
 }
 
-/* What a head's vector of any role is made of; `token` is the state of the token at `position`. */
+/* The source of a head's vector, for any role; `token` is the state of the token at `position`. */
 static struct vectors_scaled vector_of(const struct generator *generator,
                                        const struct request_tokens *tokens, int64_t position,
                                        uint64_t token, int32_t layer, int32_t head, int32_t role)

@@ -43,7 +43,7 @@
 #include "attn_types.h"
 #include "host/workload/workload.h"
 
-/* 1 / GENERATOR_UNITS is what a raw 1 stands for. */
+/* A raw 1 stands for 1 / GENERATOR_UNITS. */
 #define GENERATOR_UNITS 64
 
 /* The largest head_dim and v_head_dim. */
@@ -59,7 +59,7 @@ enum {
     GENERATOR_OPERAND = 64 /* + n: operand n of other layer kinds (linear, convolution ...) */
 };
 
-/* What the generator must know of a layer. Zeros are fine where a layer has no such thing. */
+/* The generator's parameters of a layer; 0 if a layer lacks a property. */
 typedef struct generator_layer {
     int32_t kv_layer; /* the layer whose keys and values this one reads; itself unless shared */
     int32_t num_q_heads;

@@ -191,8 +191,8 @@ static void fill(uint64_t stream, int64_t first, int64_t count,
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 
-/* What makes q and k short enough if they are not normalised. Up to 8, elements are normal in fp16.
- */
+/* The exponent that makes q and k short enough if they are not normalised. Up to 8, elements are
+ * normal in fp16. */
 static int key_exponent(const attn_linear_dims *dims)
 {
     int delta = dims->family == ATTN_LINEAR_GDN || dims->family == ATTN_LINEAR_KDA;

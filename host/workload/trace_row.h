@@ -37,7 +37,7 @@ typedef struct trace_blocks {
     uint32_t preferred; /* the bit that is taken if it is possible */
 } trace_blocks;
 
-/* What earlier lines of a JSON trace say about later ones. */
+/* State that earlier lines of a JSON trace leave for later ones. */
 typedef struct trace_json {
     trace_format format; /* AUTO until the first line */
     trace_blocks blocks;
@@ -51,7 +51,7 @@ typedef struct trace_csv_columns {
     int found[3]; /* time, input tokens, output tokens */
 } trace_csv_columns;
 
-/* What a trace needs that has texts in place of counts; the end of a message. */
+/* Advice for a trace that has texts instead of counts; the end of a message. */
 #define TRACE_LINE_ACCEPTED                                                                        \
     "JSON lines {\"timestamp\": ms, \"input_length\": tokens, \"output_length\": tokens}, one a "  \
     "request; texts have no token counts: count them with the model's tokenizer"

@@ -16,7 +16,7 @@
 
 /* ---- Streams --------------------------------------------------------------------------------- */
 
-/* What all streams of a token start from. */
+/* The state from which all streams of a token start. */
 PORTABLE uint64_t vectors_token(const struct generator *generator, token_key key)
 {
     return mix_absorb(mix_absorb(generator->state, key.a), key.b);
@@ -218,9 +218,9 @@ PORTABLE uint64_t vectors_size(attn_dtype dtype)
 
 /* ---- Linear layers --------------------------------------------------------------------------- */
 
-/* What the integers of a row of a linear layer are multiplied with (generator_linear.h): element d
- * is (offset + n) * sign * 2^e, where e is that of the factor of number vectors_factor_index(). The
- * first `first` elements have one factor, then each `width` elements have the next one. */
+/* The factors of the integers in a row of a linear layer (generator_linear.h): element d is (offset
+ * + n) * sign * 2^e, where e is that of the factor of number vectors_factor_index(). The first
+ * `first` elements have one factor, then each `width` elements have the next one. */
 struct vectors_factors {
     int32_t offset, sign;
     int32_t first, width, count;

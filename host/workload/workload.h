@@ -30,7 +30,7 @@
 /* The largest length_scale; the smallest is anything above 0. */
 #define WORKLOAD_MAX_LENGTH_SCALE 1e6
 
-/* What becomes of a request whose input and output together exceed max_context_len. */
+/* Treatment of a request whose input and output together exceed max_context_len. */
 typedef enum workload_too_long {
     WORKLOAD_REFUSE, /* an error that names its line */
     WORKLOAD_SKIP,   /* it is left out */
@@ -84,8 +84,8 @@ void workload_finish(struct workload *workload);
 /* Tokens of `request` that hash ids cover: those that another request may have too. */
 int64_t workload_shareable_length(const struct workload *workload, int64_t request);
 
-/* What the identities of the request's tokens are made from; borrows hash_ids. Here and below
- * `request` may be a request_of_draft(). */
+/* The request as the source of its tokens' identities; borrows hash_ids. Here and below `request`
+ * may be a request_of_draft(). */
 struct request_tokens workload_tokens(const struct workload *workload, int64_t request);
 
 /* The identity of the token of `request` at `position` (>= 0; past the input: generated). */
