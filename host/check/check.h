@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check.h: `attnhost check`, the conformance suite: what a check is, what it is given and says.
+ * check.h: `attnhost check`, the conformance suite: checks, their input and their reports.
  *
  *   parent (sandbox.c)  never opens a plugin, never touches a driver; starts children, watches
  *                       their limits, collects results, writes the report
@@ -8,14 +8,14 @@
  *                       parent names
  *   groups              one table of checks for each group of rules (suite/groups.c), in numerics/,
  *                       relations/, contract/ and composites/
- *   row                 a check. Of numeric cases it has kinds of layers, axes, a relation (alone, permuted, split,
- *                       cut, padded, replayed, with a fault, ...) and an expectation (the oracle, the same bits, a
- *                       status), run by one runner (cases/kind.h); what no other row shares is a function of its own
+ *   row                 a check. Rows of numeric cases have kinds of layers, axes, a relation (alone,
+ *                       permuted, split, cut, padded, replayed, with a fault, ...) and an
+ *                       expectation (the oracle, the same bits, a status); one runner runs them
+ *                       (cases/kind.h). A check that shares nothing with others is a function.
  *
  * A check belongs to one rule of docs/ABI.md and may have many cases. A case's id is
- * BACKEND/RULE.name or, where there are several, BACKEND/RULE.name/INDEX, as in
- * "cpu_native/KV-06.pages/17". Equal seeds give equal cases on any machine.
- */
+ * BACKEND/RULE.name or, if there are several, BACKEND/RULE.name/INDEX, as in
+ * "cpu_native/KV-06.pages/17". Equal seeds give equal cases on any machine. */
 #ifndef HOST_CHECK_CHECK_H
 #define HOST_CHECK_CHECK_H
 
@@ -57,7 +57,7 @@ struct check_subject {
     uint32_t plugin;               /* its index in the host; attnhost_plugin() */
     const attn_backend_type *type; /* the plugin's own table, or: */
     const struct layout_converter
-        *converter;                /* its KV layouts are a vendor's own, and this one's type */
+        *converter;                /* its KV layouts are a vendor's own, and this wrapper's type */
                                    /* stands before it; NULL */
     const char *backend;           /* the name under which the host knows it, options included */
     struct compose_node *node;     /* resolved: its options, services and children, for raw calls */
@@ -73,18 +73,18 @@ struct check_subject {
     int32_t repeat; /* how often a numeric case is run; 0 = once */
     /* What the process held before the plugin was loaded, and after. */
     const struct process_resources *unloaded, *loaded;
-    /* Where the grid of its cases is kept once it was made (grid.h); its owner starts with NULL
-     * there and ends with grid_destroy(). */
+    /* Holds the grid of its cases once it is made (grid.h); the owner initialises it with NULL and
+     * ends with grid_destroy(). */
     struct grid **grid;
-    /* Where linear_families() keeps its answer; its owner starts with LINEAR_UNASKED there. NULL =
-     * nowhere. */
+    /* Holds the answer of linear_families(); the owner initialises it with LINEAR_UNASKED. NULL =
+     * none. */
     uint32_t *linear_families;
-    /* Where each answer of query is a sign of life, for there are thousands of them to some questions;
-     * NULL = nowhere. */
+    /* Receives each answer of query as a sign of life, since some questions take thousands of them;
+     * NULL = none. */
     struct check_trail *trail;
 };
 
-/* What a running case is given, and what it reports through. */
+/* Input and report of a running case. */
 struct check_run {
     const struct check_subject *subject;
     const struct check *check;
@@ -97,30 +97,31 @@ struct check_run {
     host_error error;          /* of the call that was made last: check_error() */
 };
 
-/* Say what went wrong, with what was expected and what was got. The first call counts. */
+/* Report a failure, with the expected and the actual value. The first call counts. */
 void check_fail(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 void check_warn(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* SKIP is for what the plugin declared unsupported and for what this machine cannot do; a reason is
- * never empty. */
+/* SKIP if the plugin declares it unsupported, or this machine cannot do it; a reason is never
+ * empty. */
 void check_skip(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Where a call writes its error, which is empty now; and what it says, "" if nothing. */
+/* The error argument of a call, emptied first; and its message, "" without one. */
 attn_error *check_error(struct check_run *run);
 const char *check_error_text(const struct check_run *run);
 
-/* ATTN_OK, or the case fails: "what: STATUS: what the error says". */
+/* ATTN_OK, or the case fails: "what: STATUS: message". */
 bool check_good(struct check_run *run, attn_status status, const char *what, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The case fails with this text, and the description of the case; what the machine lacks is SKIP. */
+/* The case fails with this text and the description of the case; SKIP if the machine lacks
+ * something. */
 void check_report_status(struct check_run *run, attn_status status, const char *text,
                          const char *what);
 
-/* Leave a breadcrumb: where the case is, for the report of a crash or a timeout; also proves that
- * it is alive. Cheap enough for loops. */
+/* Note the current step of the case, for the report of a crash or a timeout; also a sign of life.
+ * Cheap enough for loops. */
 void check_note(struct check_run *run, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
@@ -133,8 +134,8 @@ void check_note(struct check_run *run, const char *format, ...)
         }                                                                                          \
     } while (0)
 
-/* Of a backend that an interpreter runs: what it allocates is the interpreter's and the libraries'
- * business. Said by the cases that are skipped for it, and once at the end of a report. */
+/* For a backend that an interpreter runs: allocations are the interpreter's and the libraries'. The
+ * reason of skipped cases, and a note at the end of a report. */
 #define CHECK_SOURCE_UNJUDGED                                                                      \
     "not checked for a backend written in Python: memory, files, threads and code loading "        \
     "(PURE-01), and threads that packages start on import (LIFE-08); on a GPU, PURE-01 checks "    \
@@ -142,11 +143,11 @@ void check_note(struct check_run *run, const char *format, ...)
 
 /* What a check needs of the machine or of the subject, or it is skipped with that as its reason. */
 enum {
-    /* Results mean something: a CPU, a real GPU, or a backend whose kernels the fake driver has. */
+    /* Results are meaningful: a CPU, a real GPU, or a backend whose kernels the fake driver has. */
     CHECK_NEEDS_COMPUTE = 1 << 0,
     CHECK_NEEDS_CUDA = 1 << 1,  /* a CUDA device, the fake's included */
     CHECK_NEEDS_CHILD = 1 << 2, /* the backend is a composite */
-    CHECK_ONCE = 1 << 3,        /* about the file, not about one backend: run once a plugin */
+    CHECK_ONCE = 1 << 3,        /* about the file, not one backend: run once per plugin */
     /* Any run->seed makes a good case, whatever the index. `attnhost fuzz` calls it with random
      * ones; to make a failing one smaller it sets bits of run->without, from bit 0 on. */
     CHECK_FUZZABLE = 1 << 4,
@@ -157,13 +158,14 @@ enum {
 struct check {
     const char *rule;     /* an id of docs/ABI.md */
     const char *name;     /* [a-z_]+, unique for the rule */
-    const char *sentence; /* what holds if it passes */
+    const char *sentence; /* the property that holds if it passes */
     uint32_t needs;       /* CHECK_NEEDS_* */
     /* How many cases there are for this subject; NULL = 1. Deterministic. */
     int32_t (*count)(const struct check_subject *subject);
     void (*run)(struct check_run *run);
-    /* Rows of numeric cases (cases/kind.h): which cases of which kind of layer, and so how many; how the calls of a case
-     * relate to each other, and what is expected of them. `count` is NULL then, and `run` is kind_run_row(). */
+    /* Rows of numeric cases (cases/kind.h): the cases and their kind of layer; the relation between
+     * the calls of a case, and the expected result. `count` is NULL then, and `run` is
+     * kind_run_row(). */
     const struct kind_cases *cases;
     const struct relation *relation;
     const struct rig_check *rig; /* rows of calls (cases/rig.h): `run` is rig_run_row() */
@@ -178,7 +180,8 @@ struct check {
 #define CHECK_CASES(rule, name, sentence)                                                          \
     CHECK_ROW(rule, name, count_##name, CHECK_NEEDS_COMPUTE, sentence)
 
-/* Those two functions, where one expression (of `subject`, mostly), or one call with `run`, is all that they do. */
+/* These two functions, if they consist of one expression (mostly of `subject`) or one call with
+ * `run`. */
 #define CHECK_COUNT(name, number)                                                                  \
     static int32_t count_##name(const struct check_subject *subject)                               \
     {                                                                                              \
@@ -191,9 +194,10 @@ struct check {
         call;                                                                                      \
     }
 
-/* The tables check_NAME, each ended by a row without a rule, in the order in which they run, and their rank: with
- * --fail-fast those of a lower one come first. Numerics find most faults in their first tenths of a second; what takes
- * seconds, or finds what nothing else does, comes last. To add one: a row here. */
+/* The tables check_NAME, each ended by a row without a rule, in the order in which they run, and
+ * their rank: with --fail-fast those of a lower one come first. Numerics find most faults in their
+ * first tenths of a second; tables that take seconds, or find rare faults, come last. To add one: a
+ * row here. */
 #define CHECK_TABLES(ROW)                                                                          \
     ROW(load, 1)                                                                                   \
     ROW(nego, 1)                                                                                   \

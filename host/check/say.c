@@ -9,7 +9,7 @@
 #include "host/check/trail.h"
 #include "host/base/text.h"
 
-/* The first word stays. */
+/* The first report stays. */
 static void say(struct check_run *run, enum check_code code, const char *format, va_list args)
 {
     if (run->code != CHECK_PASS)

@@ -17,7 +17,7 @@
 
 static const attn_dtype plain_dtypes[] = {ATTN_F32, ATTN_F16, ATTN_BF16};
 
-/* The grid's own, as far as it means something for any kind. */
+/* The fields of the grid that any kind of layer has. */
 static void begin(struct caps_problem *p, const struct grid *grid, uint32_t kind, uint64_t seed)
 {
     struct case_spec spec;
@@ -54,7 +54,7 @@ static void make_latent(struct caps_problem *p, uint64_t seed)
     p->problem.mla_expanded = draw_at(seed, 5, 2) ? ATTN_MODE_BIT(ATTN_MODE_EXTEND) : 0;
 }
 
-/* Nothing of it is about keys. */
+/* It has no fields about keys. */
 static void make_linear(struct caps_problem *p, uint64_t seed)
 {
     static const char *const layouts[] = {ATTN_LAYOUT_STATE_SSM_KV, ATTN_LAYOUT_STATE_SSM_VK};
@@ -129,7 +129,7 @@ static void set_linear(struct caps_problem *p, uint64_t seed)
         p->problem.state_layout = state_layouts[draw_at(seed, 1, COUNT(state_layouts))];
 }
 
-/* Dimensions of a latent, of which each says what others may be. */
+/* Dimensions of a latent, each of which limits the others. */
 static void set_latent_dims(struct caps_problem *p, uint64_t seed)
 {
     for (int32_t n = 0; n < COUNT(latent_numbers) - 1; n++)

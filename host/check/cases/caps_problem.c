@@ -64,8 +64,8 @@ void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from)
 #define EVERY(kind)  ((1 << ATTN_##kind##_COUNT) - 1)
 #define BEYOND(kind) (1 << ATTN_##kind##_COUNT)
 
-/* Fields that are numbers: where their members lie, if they are one each, and what they are set to; what is of no list
- * stands among what is. Those with values come first. */
+/* Fields that are numbers: where their members lie, if they are one each, and what they are set to;
+ * values of no list are mixed with listed ones. Fields with values come first. */
 enum number_type { NUMBER_NONE, NUMBER_I32, NUMBER_U32, NUMBER_I64, NUMBER_FLOAT };
 struct number_field {
     struct caps_values of;
@@ -348,8 +348,7 @@ bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word)
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-/* A number without sign games: digits, maybe a minus before and a fraction after, not the dots of
- * a range. */
+/* A number: digits, with an optional minus and fraction, but not the dots of a range. */
 static const char *read_number(const char *text, double *value)
 {
     const char *end = text + (*text == '-');
@@ -569,7 +568,7 @@ static int32_t bounded(int32_t wanted, int64_t bound)
     return bound > 0 && bound < wanted ? (int32_t)bound : wanted;
 }
 
-/* As many sequences, queries and keys as the bounds leave, but few. */
+/* A few sequences, queries and keys within the bounds. */
 static bool fit_lengths(const struct caps_problem *p, struct case_spec *spec)
 {
     const attn_bounds *b = &p->bounds;
@@ -599,7 +598,7 @@ static bool fit_lengths(const struct caps_problem *p, struct case_spec *spec)
     return q_len > 0;
 }
 
-/* Uses that the batch may have, it has now and then. */
+/* The batch has each of its optional uses in some cases. */
 static void choose_uses(const struct caps_problem *p, uint64_t seed, struct case_spec *spec)
 {
     uint32_t uses = p->bounds.uses;

@@ -32,17 +32,17 @@ void caps_problem_init(struct caps_problem *p, const struct case_spec *spec,
 void caps_problem_copy(struct caps_problem *to, const struct caps_problem *from);
 
 /* A random problem: a point of the grid, accepted or not, with up to five fields set to anything,
- * what is of no list included. A function of the seed. */
+ * unlisted values included. A function of the seed. */
 void caps_problem_random(struct caps_problem *p, const struct grid *grid, uint64_t seed);
 
 /* The same of latent or linear layers (kind: ATTN_KIND_MLA, ATTN_KIND_LINEAR), whose own numbers
- * are among the fields (caps_kinds.c); and a plain one, with nothing set that is of no list. */
+ * are among the fields (caps_kinds.c); and a plain one, with listed values only. */
 void caps_problem_random_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
                               uint64_t seed);
 void caps_problem_plain_kind(struct caps_problem *p, const struct grid *grid, uint32_t kind,
                              uint64_t seed);
 
-/* What a field is set to; what is of no list stands among what is. */
+/* The values of a field; unlisted ones are mixed with listed ones. */
 struct caps_values {
     uint32_t field;
     int32_t count;
@@ -50,21 +50,21 @@ struct caps_values {
 };
 void caps_set_value(struct caps_problem *p, const struct caps_values *of, uint64_t seed);
 
-/* Types of elements, those that no operand has among them. */
+/* Types of elements, including those that no operand has. */
 enum { CAPS_DTYPES = 8 };
 extern const attn_dtype caps_dtypes[CAPS_DTYPES];
 
 /* Set one field that every kind of layer has to anything. */
 void caps_set_anything(struct caps_problem *p, uint64_t seed);
 
-/* The same for several that say something of each other: types, heads, dimensions, windows ... */
+/* The same for several fields that depend on each other: types, heads, dimensions, windows ... */
 void caps_set_related(struct caps_problem *p, uint64_t seed);
 
 /* One line that describes the problem, for messages. */
 void caps_problem_describe(const struct caps_problem *p, char *text, size_t size);
 
 /* A small batch within the bounds, for a problem of the device that is here: the spec of a case.
- * False: there is none that can be made (no mode, another kind of layer, bounds of nothing). */
+ * False: no case can be made (no mode, another kind of layer, zero bounds). */
 bool caps_problem_spec(const struct caps_problem *p, uint64_t seed, struct case_spec *spec);
 
 /* ---- The language of `accepted` -------------------------------------------------------------- */
@@ -80,10 +80,10 @@ struct caps_item {
  * = this is none. "nothing" is an empty list. */
 int caps_next_item(const char **text, struct caps_item *item);
 
-/* Can this field be set? Of a reason with another field nothing can be tried. */
+/* Can this field be set? A reason with another field cannot be tested. */
 bool caps_can_set(uint32_t field);
 
-/* Set a field to a number or a word. False: the word is none of this field's. */
+/* Set a field to a number or a word. False: the field has no such word. */
 bool caps_set_number(struct caps_problem *p, uint32_t field, double value);
 bool caps_set_word(struct caps_problem *p, uint32_t field, const char *word);
 

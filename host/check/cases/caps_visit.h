@@ -22,20 +22,20 @@ struct caps_answer {
 void caps_ask(const struct check_subject *subject, const attn_problem *problem,
               struct caps_answer *answer);
 
-/* Is the answer yes? */
+/* Does the answer accept the problem? */
 bool caps_accepts(const struct check_subject *subject, const struct caps_problem *p);
 
-/* Reasons that are there to be looked at; 0 unless the answer is no. */
+/* Reasons that can be read; 0 if the answer accepts. */
 uint32_t caps_num_reasons(const struct caps_answer *answer);
 
 /* Is one of them about this field? */
 bool caps_names_field(const struct caps_answer *answer, uint32_t field);
 
-/* Do two reasons say the same; do two answers? */
+/* Are two reasons equal? Two answers? */
 bool caps_same_reason(const attn_reason *a, const attn_reason *b);
 bool caps_same_answer(const struct caps_answer *a, const struct caps_answer *b);
 
-/* A case at its problems. */
+/* The loop of a case over its problems. */
 struct caps_visit {
     struct check_run *run;
     const struct grid *grid;
@@ -44,7 +44,7 @@ struct caps_visit {
     int64_t accepted, refused;
 };
 
-/* What a check makes of a problem and its answer. False: it was reported, and the case ends. */
+/* A check of a problem and its answer. False: it has reported a failure, and the case ends. */
 typedef bool caps_visitor(struct caps_visit *visit, const struct caps_problem *p,
                           const struct caps_answer *answer);
 
@@ -57,13 +57,13 @@ int32_t caps_count_cases(const struct check_subject *subject);
 void caps_visit_kind(struct check_run *run, uint32_t kind, caps_visitor *look);
 int32_t caps_count_kind_cases(const struct check_subject *subject, uint32_t kind);
 
-/* A plain problem of that kind that query accepts. False: there is none, and `refusal`, if it is
- * not NULL, has the first reason. */
+/* Find a plain problem of that kind that query accepts. False: there is none, and `refusal`, if it
+ * is not NULL, gets the first reason. */
 enum { CAPS_TEXT = 400 };
 bool caps_find_plain(const struct check_subject *subject, const struct grid *grid, uint32_t kind,
                      struct caps_problem *p, char refusal[CAPS_TEXT]);
 
-/* Report a failure: what is wrong, and the problem. Returns false, as what found it does. */
+/* Report a failure, with the problem. Returns false, for the caller to return. */
 bool caps_tell(struct caps_visit *visit, const struct caps_problem *p, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

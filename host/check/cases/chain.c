@@ -201,7 +201,7 @@ void chain_judge_contents(struct chain *chain)
 
 /* ---- Two metadata ---------------------------------------------------------------------------- */
 
-/* A metadata is made of the instance for the second step, planned and used or not, and goes. */
+/* Make a metadata of the instance for the second step, plan and use it or not, then destroy it. */
 static bool use_second(struct chain *chain, bool planned, struct case_session **second)
 {
     note(chain, 1, "a second metadata, call");
@@ -229,7 +229,7 @@ static bool has_equal_size(struct chain *chain, const struct case_session *first
     return false;
 }
 
-/* The first one's batch is planned before the second metadata is there, and computed after. */
+/* Plan the batch of the first metadata before the second one exists, and compute it afterwards. */
 void chain_judge_two(struct chain *chain, int32_t way)
 {
     static const char what[] = "planned before a second metadata was made, call";

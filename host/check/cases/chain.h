@@ -25,7 +25,7 @@ struct chain {
     struct case_session *session;
 };
 
-/* Its cases and its session go. */
+/* Destroy its cases and its session. */
 void chain_finish(struct chain *chain);
 
 /* Does query accept the layers of the first step with room for all of them? A mode has one form. */
@@ -38,26 +38,27 @@ bool chain_open(struct chain *chain);
 bool chain_put(struct chain *chain, const struct case_spec *spec, uint64_t seed,
                uint64_t batch_seed);
 
-/* The next step has all its cases: bounds and forms of the chain have room for it. */
+/* The next step has all its cases: extend the bounds and forms of the chain by it. */
 void chain_add(struct chain *chain);
 
 /* A case of one layer as the next step. False: there is none. */
 bool chain_add_case(struct chain *chain, struct forward_case *c);
 
-/* The step that was added last, and what came with it, go again. */
+/* Remove the step that was added last, with its bounds and forms. */
 void chain_drop(struct chain *chain, const struct chain *before);
 
 /* NULL: reported. */
 struct forward_case *chain_make_case(struct chain *chain, const struct case_spec *spec,
                                      uint64_t seed, uint64_t batch_seed);
 
-/* Plans and judges step n; there may be none. False: reported. */
+/* Plan and judge step n, if it exists. False: reported. */
 bool chain_judge(struct chain *chain, int32_t n, const char *what);
 
-/* Steps of open chains, those of one after those of the other; until one fails. */
+/* Run the steps of two open chains in turn, until one fails. */
 void chain_judge_turns(struct chain *chains, int32_t count);
 
-/* A case of one layer as the next step, if its parts lie as those of the first case do. False: there is none. */
+/* A case of one layer as the next step, if its parts have the layout of the first case's. False:
+ * there is none. */
 bool chain_add_like(struct chain *chain, struct forward_case *c);
 
 /* Open the chain, and judge its steps, each at the addresses of the one before. */

@@ -17,14 +17,14 @@ enum page_spread {
 
 enum { FAR_ALIGNMENT = 256 }; /* of operands */
 
-/* Memory of which little is touched: on the CPU reserved, not filled, and zero; a GPU has to have
- * it. On the CPU a page that may not be looked at comes after it, as near as the alignment, a power
- * of two up to 4096, lets it. NULL = there is none. */
+/* Memory of which little is touched: on the CPU it is reserved, not filled, and zero; on a GPU it
+ * is allocated. On the CPU an inaccessible page follows it, as near as the alignment, a power of
+ * two up to 4096, allows. NULL = there is none. */
 void *far_map(const struct device *device, uint64_t bytes, uint64_t alignment);
 void far_unmap(const struct device *device, void *memory, uint64_t bytes); /* NULL is accepted */
 
-/* So many elements have to lie between the first and the last one of something that no 32 bits may
- * count, neither in bytes nor, on the CPU with a sign or without, in elements. */
+/* Elements between the first and the last one of an operand whose extent must exceed 32 bits: in
+ * bytes and, on the CPU, also in elements, signed and unsigned. */
 int64_t far_distance(const struct device *device, uint32_t element_size);
 
 #endif /* HOST_CHECK_CASES_FAR_MEMORY_H */

@@ -28,7 +28,8 @@ bool case_has_new_rows(const struct case_spec *spec, uint64_t seed)
 
 enum { EXTENDED = 20 }; /* of many sequences of a MIXED batch */
 
-/* Of sequence s: as many, one less, half of the queries, more than there are, none. */
+/* Length of the mask for sequence s: all its queries, one less, half of them, more than all, none.
+ */
 static int32_t fewer_keys(int32_t kv_len, int32_t q_len, int32_t s)
 {
     const int32_t less[] = {0, 1, (q_len + 1) / 2, q_len + 5, kv_len};

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_compare.c: copies of a case's arena side by side: what two runs of it have left, and
- * what a run may write to.
- */
+ * forward_case_compare.c: compares copies of a case's arena: the results of two runs, and the bytes
+ * that a run may write. */
 #include "host/check/cases/linear_case.h"
 
 #include "host/base/dtype.h"

@@ -124,7 +124,7 @@ static void rescale(int32_t lora, const float *latent, char *row)
     }
 }
 
-/* Who wrote a packed latent: a backend, another writer, or either. */
+/* The writer of a packed latent: a backend, another writer, or either. */
 static bool is_foreign(const struct forward_case *c, const float *latent)
 {
     const uint64_t writer = draw_at(case_stream(c->seed, DRAW_LATENT, 0, 0, 3), 0, 3);

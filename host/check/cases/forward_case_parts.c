@@ -384,7 +384,7 @@ char *case_slot_vector(const struct forward_case *c, char *arena, enum case_part
 
 /* ---- Views ----------------------------------------------------------------------------------- */
 
-/* What view_*() are given. */
+/* Arguments of view_*(). */
 struct viewing {
     struct case_view *view;
     const struct forward_case *c;

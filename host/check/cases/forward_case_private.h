@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_private.h: a case from the inside, for the files forward_case*.c and for checks that
- * change one thing in a case.
+ * forward_case_private.h: the internals of a case, for forward_case*.c and for checks that change
+ * one thing in a case.
  *
  *   part    an array or a tensor of the case; all of them lie in one piece of memory, the arena,
  *           each between red zones
  *   view    the ABI's structs with pointers into a copy of the arena
  *   tokens  queries, keys and values before they are put anywhere
  *
- * There are four copies of the arena. `image` is what was there before, which the oracle reads;
- * `planning` is what the host pointers of the batch point to, gone once the batch is planned;
- * `memory` is the device's; `actual` is what the device's holds after a run.
- */
+ * There are four copies of the arena. `image` has the contents before a run, which the oracle
+ * reads; the host pointers of the batch point into `planning`, which is overwritten once the batch
+ * is planned; `memory` is the device's; `actual` has the device's contents after a run. */
 #ifndef HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H
 #define HOST_CHECK_CASES_FORWARD_CASE_PRIVATE_H
 
@@ -32,7 +31,7 @@ enum {
     CASE_MAX_HEADS = 256
 };
 
-/* What a part is: a set of bits. */
+/* Properties of a part: a set of bits. */
 enum {
     CASE_ARRAY = 0,
     CASE_TABLE = 1 << 0,    /* an array that names pages or slots, of a cache or of states */
@@ -48,8 +47,9 @@ enum {
     CASE_POISONED = 1 << 9 /* NaN from end to end, before it is filled */
 };
 
-/* What a case has, how messages call it, what it is, and of an operand or its scale the role, of an array the bit by
- * which a verdict names it (ATTN_HOST_*); the _SECOND ones are those of the second layer. */
+/* The parts of a case: each with its name in messages, its properties and, for an operand or its
+ * scale, the role, for an array the bit of the verdict (ATTN_HOST_*); the _SECOND ones belong to
+ * the second layer. */
 #define CASE_PART_MAP(PART)                                                                        \
     PART(SEQ_LENS, "seq_lens", CASE_ARRAY, ATTN_HOST_SEQ_LENS)                                     \
     PART(PREFIX_LENS, "prefix_lens", CASE_ARRAY, ATTN_HOST_PREFIX_LENS)                            \
@@ -247,7 +247,7 @@ struct forward_case {
 
 /* ---- Draws ----------------------------------------------------------------------------------- */
 
-/* What is drawn from the seed. */
+/* Random streams of the seed. */
 enum case_draw {
     DRAW_PAGES = 1,
     DRAW_MASK,
@@ -279,7 +279,7 @@ enum case_draw {
     DRAW_OTHER_FORMS
 };
 
-/* The state of the stream of one thing. */
+/* The state of one stream. */
 static inline uint64_t case_stream(uint64_t seed, enum case_draw what, uint64_t a, uint64_t b,
                                    uint64_t c)
 {
@@ -331,7 +331,8 @@ void case_bring_plan(struct forward_case *c, const char *arena);
 /* Give every part its place, from the lengths and the number of pages. */
 void case_lay_out(struct forward_case *c);
 
-/* Shut the pages after the parts of a guarded case, for a call of the backend, and open them for all else. */
+/* Protect the pages after the parts of a guarded case during a call of the backend, and make them
+ * accessible otherwise. */
 void case_guard(const struct forward_case *c, bool shut);
 
 /* Allocate the copies; fill `image` with red zones and nothing else. */
@@ -364,7 +365,7 @@ void case_view_init(struct case_view *view, const struct forward_case *c,
 /* Operands that a call writes, as bits; caches where it saves new keys. */
 uint64_t case_written_roles(const struct case_spec *spec, bool saves);
 
-/* What a batch was planned from is gone: host arrays, and the structs. */
+/* Overwrite the data that a batch was planned from: host arrays and structs. */
 void case_forget_plan(struct forward_case *c);
 
 /* ---- Batch (forward_case_batch.c) ------------------------------------------------------------ */
@@ -388,7 +389,7 @@ static inline bool case_has_lists(const struct case_spec *spec)
     return spec->top_k > 0 && !case_has_indexer(spec);
 }
 
-/* The mask by which the oracle knows what a row sees: keys of a list are bits for it. */
+/* The oracle's mask of a row's keys: keys of a list are bits in it. */
 static inline uint32_t case_mask_kind(const struct case_spec *spec)
 {
     return case_has_lists(spec) ? (uint32_t)ATTN_MASK_FULL : spec->mask_kind;
@@ -413,7 +414,7 @@ static inline bool case_has_logits(const struct forward_case *c)
            mix_stream(case_stream(c->seed, DRAW_CHOSEN, 0, 0, 0), 1) >> 63;
 }
 
-/* Who has which page. OUT_OF_HOST_MEMORY. */
+/* Assign pages to sequences. OUT_OF_HOST_MEMORY. */
 attn_status case_assign_pages(struct forward_case *c, attn_error *error);
 int64_t case_slot(const struct forward_case *c, int32_t s, int32_t j);
 
@@ -432,7 +433,7 @@ void case_fill_batch(struct forward_case *c, const struct case_lengths *lengths,
 /* The arrays of a batch of nothing but padding, and its zero inputs. */
 void case_write_padding(struct forward_case *c, const struct case_lengths *lengths, char *arena);
 
-/* What query t of sequence s sees. */
+/* The sight of query t of sequence s. */
 reference_sight case_sight(const struct forward_case *c, int32_t s, int32_t t);
 
 /* ---- Tokens (forward_case_tokens.c) ---------------------------------------------------------- */
@@ -488,13 +489,14 @@ int32_t case_sequence_of(const struct forward_case *c, int64_t row);
 /* Vectors of a row: heads, entries, or as many logits as its sequence has keys. 0: it is no output. */
 int64_t case_num_vectors(const struct forward_case *c, enum case_part_id part, int64_t row);
 
-/* What a run was free to write, in rows of outputs from `first` on, and in a slot of a cache: take it for expected. */
+/* Bytes that a run was free to write, in rows of outputs from `first` on, and in a slot of a cache:
+ * accept them as expected. */
 void case_allow_rows(const struct forward_case *c, int64_t first, char *expected, char *actual);
 void case_allow_slot(const struct forward_case *c, enum case_part_id cache, int64_t slot,
                      char *expected, char *actual);
 
-/* NULL, or the part that a forward has written to and that is neither its outputs nor its slots; `left` is the arena
- * as it is after it. */
+/* NULL, or a part outside of its outputs and slots that a forward has written; `left` is the arena
+ * after it. */
 const char *case_trespass(const struct forward_case *c, char *left);
 
 /* NULL, or the output in which two copies differ: in some bit, or (`most` > 0) by more than that of the largest value.
@@ -504,7 +506,7 @@ const char *case_difference(const struct forward_case *c, char *a, char *b, doub
 
 /* ---- Pages far apart (forward_case_spread.c) ------------------------------------------------- */
 
-/* Map the pools of a spec that spreads its pages. OUT_OF_*_MEMORY says what was asked for. */
+/* Map the pools of a spec that spreads its pages. OUT_OF_*_MEMORY names the size. */
 attn_status case_pool_create(struct forward_case *c, attn_error *error);
 void case_pool_destroy(struct forward_case *c);
 
@@ -537,7 +539,7 @@ static inline bool case_is_expanded(const struct case_spec *spec)
 /* Is its cache mla.latent_fp8/1? */
 bool case_is_packed(const struct case_spec *spec);
 
-/* NULL, or what contradicts itself in what a spec says of latents. */
+/* NULL, or the contradiction in a spec's latents. */
 const char *case_latent_defect(const struct case_spec *spec);
 
 /* Kind, dimensions and form. */
@@ -566,7 +568,7 @@ void case_latent_allow_nan(const struct case_spec *spec, char *expected, const c
 
 /* ---- Indexers (forward_case_indexer.c) -------------------------------------------------------- */
 
-/* NULL, or what contradicts itself in what a spec says of its indexer. */
+/* NULL, or the contradiction in a spec's indexer. */
 const char *case_indexer_defect(const struct case_spec *spec);
 
 /* Operands and the label cache, for so many rows and new rows; the numbers in them, in `image`. */
@@ -577,7 +579,7 @@ void case_indexer_place(struct forward_case *c);
 int32_t case_num_steps(const struct case_spec *spec);
 uint64_t case_roles_of(const struct case_spec *spec, int32_t step);
 
-/* What the backend chose becomes what a view of `image` names. */
+/* Copy the backend's choice into a view of `image`. */
 void case_indexer_take(const struct forward_case *c, struct case_view *view);
 
 /* Judge logits and choice in a view that has taken them. An empty message: they are right. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward_case_session.h: a session from the inside, for forward_case_session.c, which makes it,
- * and forward_case_judge.c, which runs cases with it.
- */
+ * forward_case_session.h: the internals of a session, for forward_case_session.c, which makes it,
+ * and forward_case_judge.c, which runs cases with it. */
 #ifndef HOST_CHECK_CASES_FORWARD_CASE_SESSION_H
 #define HOST_CHECK_CASES_FORWARD_CASE_SESSION_H
 
@@ -39,16 +38,16 @@ attn_status session_create(const struct case_backend *backend, const attn_proble
 attn_status session_create_beside(const struct case_session *session, const attn_bounds *bounds,
                                   struct case_session **beside, attn_error *error);
 
-/* What the instance says now of metadata for bounds. */
+/* The instance's current answer of metadata_size for bounds. */
 attn_status session_ask_size(const struct case_session *session, const attn_bounds *bounds,
                              attn_memory_size *size, attn_error *error);
 
-/* Where a run of the case finds what the ABI's structs point to. */
+/* The addresses in the ABI's structs for a run of the case. */
 void session_place(const struct case_session *session, const struct forward_case *c, bool second,
                    struct case_place *place);
 
-/* Plan what was brought to the device, with these host arrays (ATTN_HOST_*) and those that the verdict names. What its
- * structs and host arrays hold afterwards must not matter. */
+/* Plan the batch that was copied to the device, with these host arrays (ATTN_HOST_*) and those that
+ * the verdict names. Its structs and host arrays may be overwritten afterwards. */
 attn_status session_plan(const struct case_session *session, struct forward_case *c,
                          const struct case_lengths *lengths, uint32_t host_arrays,
                          attn_error *error);
@@ -84,12 +83,13 @@ void session_forward(struct case_session *session, struct forward_case *c,
 void session_judge_left(struct case_session *session, struct forward_case *c,
                         struct case_verdict *verdict);
 
-/* See what the device has now: in c->actual. */
+/* Copy the device's contents to c->actual. */
 attn_status session_fetch(const struct case_session *session, struct forward_case *c,
                           attn_error *error);
 
-/* Judge outputs and states of a linear layer that the device has now: those of one part of its batch, which found the
- * arena as it is in `before`, or (both NULL) of the whole batch. What else was written is not looked at. */
+/* Judge outputs and states of a linear layer that the device has now: those of one part of its
+ * batch, which found the arena as it is in `before`, or (both NULL) of the whole batch. Other
+ * writes are not checked. */
 struct linear_part;
 void session_judge_part(struct case_session *session, struct forward_case *c,
                         const struct linear_part *part, char *before, struct case_verdict *verdict);
@@ -97,7 +97,7 @@ void session_judge_part(struct case_session *session, struct forward_case *c,
 /* Fill the scratch with something, another thing each run. */
 attn_status session_spoil_scratch(struct case_session *session, attn_error *error);
 
-/* After a failed forward: what has to be zero is zero. */
+/* After a failed forward, clear the regions that must be zero. */
 void session_begin_anew(struct case_session *session);
 
 /* Are the red zones around the metadata's memory whole? INTERNAL with the place. */

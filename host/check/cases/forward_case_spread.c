@@ -56,7 +56,7 @@ static attn_status make_places(struct forward_case *c, attn_error *error)
     return ATTN_OK;
 }
 
-/* The place of a page. What is no page of the case stays as it is. */
+/* The place of a page. Other numbers stay as they are. */
 static int64_t place_of(const struct forward_case *c, int64_t page)
 {
     return page > 0 && page < c->num_pages ? c->pool->place[page] : page;
@@ -64,8 +64,7 @@ static int64_t place_of(const struct forward_case *c, int64_t page)
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
 
-/* From page to page, in elements: as it is, or so that the last ones lie beyond what 32 bits count.
- */
+/* Elements from page to page: dense, or so many that the last pages lie beyond 32 bits. */
 static int64_t stride_of(const struct forward_case *c, const struct case_shape *dense)
 {
     if (c->spec.spread == SPREAD_PAGES)

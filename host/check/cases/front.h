@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * front.h: a backend in front of the one that is checked, whose slots are that one's but for those
- * that are replaced.
- */
+ * front.h: a backend in front of the one under test, with the same slots except for the replaced
+ * ones. */
 #ifndef HOST_CHECK_CASES_FRONT_H
 #define HOST_CHECK_CASES_FRONT_H
 

@@ -41,8 +41,8 @@ static uint32_t level_needed(uint32_t mode)
     return is_uniform(mode) ? ATTN_GRAPH_UNIFORM : ATTN_GRAPH_ALWAYS;
 }
 
-/* Lengths that leave room below them. A padded sequence has one query, so it is none of those with
- * equally many. */
+/* Lengths that leave room below them. A padded sequence has one query, so a batch with equally many
+ * queries for each sequence has none. */
 static void set_largest(struct case_spec *spec)
 {
     static const int32_t largest[][2] = {{75, 9}, {33, 7}, {60, 5}, {130, 8}};
@@ -120,7 +120,7 @@ bool gpu_case_refill(struct gpu_case *g, uint64_t number, int32_t real)
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* What query says of the largest lengths. */
+/* The verdict for the largest lengths. */
 static bool ask(struct gpu_case *g)
 {
     attn_verdict verdict;

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gpu_case.h: a case (forward_case.h) on a CUDA device, step by step, for the checks of what a
- * backend does there besides computing: which calls it makes, and what becomes of a graph.
+ * gpu_case.h: a case (forward_case.h) on a CUDA device, step by step, for checks of a backend's
+ * driver calls and of graphs.
  *
  *   point    a mode, a type of the cache and a mask that the backend accepts
  *   case     of that point, of the largest lengths; refilled with others at the same addresses
  *   steps    upload, plan, forward, capture, download, each of them asynchronous
- *   gate     work that keeps a stream from going on
- */
+ *   gate     work that keeps a stream from going on */
 #ifndef HOST_CHECK_CASES_GPU_CASE_H
 #define HOST_CHECK_CASES_GPU_CASE_H
 
@@ -25,8 +24,9 @@ enum { GPU_CASE_TEXT = 600, GPU_UPLOADS = 3 };
 struct gpu_case {
     struct check_run *run;
     struct numerics_point at; /* its spec is of the largest lengths */
-    uint64_t seed;          /* of what the capture knows: which arrays there are, how tensors lie */
-    uint32_t level, needed; /* ATTN_GRAPH_*: what query answers, what the point's batches need */
+    uint64_t seed;            /* of the properties fixed by the capture: which arrays exist, and how
+                             * tensors lie */
+    uint32_t level, needed;   /* ATTN_GRAPH_*: what query answers, what the point's batches need */
     uint32_t traits;
     struct forward_case *c;
     struct case_session *session; /* in which the steps are done; it is closed with the case */
@@ -55,7 +55,7 @@ struct case_session *gpu_session(struct gpu_case *g, uint32_t kind);
 
 /* ---- Steps ----------------------------------------------------------------------------------- */
 
-/* What the case is, or nothing but padding, as a capture is prepared with. */
+/* The contents of the case, or padding only, with which a capture is prepared. */
 enum gpu_contents { GPU_REAL, GPU_PADDING };
 
 /* The arena to the device; GPU_UPLOADS of them may be on their way. */
@@ -77,9 +77,9 @@ attn_status gpu_run(struct gpu_case *g, enum gpu_contents contents);
 /* The stream's work is done. False: it was reported. */
 bool gpu_wait(struct gpu_case *g);
 
-/* Prepared with padding and warmed up, then captured in a mode of the driver's,
- * CUDA_CAPTURE_GLOBAL or CUDA_CAPTURE_THREAD_LOCAL; session->graph is what comes of it. The stream
- * captures nothing afterwards, whatever happens. */
+/* Prepared with padding and warmed up, then captured in a mode of the driver's, CUDA_CAPTURE_GLOBAL
+ * or CUDA_CAPTURE_THREAD_LOCAL; session->graph is what comes of it. Afterwards the stream is no
+ * longer capturing, even after an error. */
 attn_status gpu_capture(struct gpu_case *g, unsigned int mode);
 
 /* ATTN_OK, or the case fails: "what: STATUS: message". */

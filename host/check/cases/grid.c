@@ -145,8 +145,8 @@ static attn_status pose(const struct grid_backend *asked, const attn_options *op
     return status;
 }
 
-/* Do they stay as they are: none, or the grid's? Others may be gone, and their address another's, at
- * the next question. */
+/* Do the options live as long as the grid (or are there none)? Others may be freed, and their
+ * address reused, before the next question. */
 static bool stay(const struct grid *grid, const attn_options *options)
 {
     bool owns = !options || options->num_values == 0 || options == grid->backend.options;
@@ -384,7 +384,7 @@ static void try_option(struct grid *grid, const attn_option *option)
     }
 }
 
-/* Which forms the backend can be brought to ask for. Where it leaves the choice, each alone. */
+/* The forms that the backend's options can select; if it leaves the choice, each form alone. */
 static void find_all_forms(struct grid *grid)
 {
     uint32_t forms = 0;
@@ -512,8 +512,9 @@ static uint32_t count_reasons(const struct grid *grid, const struct grid_point *
     return verdict.num_reasons > 0 ? verdict.num_reasons : UINT32_MAX;
 }
 
-/* From the plainest point, one axis after the other to the first of its values that has fewest reasons
- * against it: a no names all that has to change, so each axis brings the point nearer. */
+/* From the plainest point, one axis after the other to the first of its values that has fewest
+ * reasons against it: a refusal names all fields that must change, so each axis brings the point
+ * nearer. */
 static bool descend(struct grid *grid)
 {
     uint32_t best = count_reasons(grid, &grid->base), before = 0;
@@ -598,7 +599,8 @@ static int32_t gain_of(struct cover *cover, const struct grid_point *point, enum
 
 _Static_assert(GRID_AXES % STEP != 0, "a step leaves axes out");
 
-/* Change one axis after the other to what covers most, as long as the point is accepted. */
+/* Change one axis after the other to the value that covers most pairs, as long as the point is
+ * accepted. */
 static void improve(struct cover *cover, struct grid_point *point, enum grid_axis a,
                     enum grid_axis b)
 {
@@ -752,8 +754,8 @@ static bool is_spare(const struct grid *grid, const struct grid_point *point, en
     return true;
 }
 
-/* Give points that need no other value of an axis the plain one: scores with needles find more than
- * growing ones do, and so does a LSE that is asked for. */
+/* Reset axes to their plain value where no pair needs another one: scores with needles find more
+ * faults than growing ones, and cases with an LSE more than those without. */
 static void make_plain(struct grid *grid, enum grid_axis axis)
 {
     for (int32_t n = 0; n < grid->num_points; n++) {

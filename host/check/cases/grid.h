@@ -10,10 +10,9 @@
  *   grid   the points that a backend's own query accepts: a base, and a list that has every pair of
  *          values of two axes that any accepted point has
  *
- * What the list has is asked for greedily and decided by the seed alone, so it is the same on every
- * machine, and so is its digest. Combinations that query refuses are left out; whether its refusals
- * are honest is for the checks of group CAPS.
- */
+ * The list is built greedily and depends on the seed alone, so the list and its digest are the same
+ * on every machine. Combinations that query refuses are left out; the checks of group CAPS judge
+ * its refusals. */
 #ifndef HOST_CHECK_CASES_GRID_H
 #define HOST_CHECK_CASES_GRID_H
 
@@ -155,7 +154,7 @@ struct grid_backend {
     struct check_trail *trail; /* of the subject */
 };
 
-/* One way to be asked for index forms: the options that lead to it. */
+/* A set of options by which the backend asks for certain index forms. */
 struct grid_form {
     attn_options options;
     attn_option_value *values; /* NULL = the backend's own options */
@@ -175,12 +174,12 @@ struct grid {
     uint32_t traits;         /* ATTN_TRAIT_* of the base */
     char refusal[512];       /* why there is no base; "" = there is one */
     struct answers *answers; /* of query, by problem (grid.c) */
-    bool remembers; /* while points are chosen and counted; a case poses its own questions, so that
-                     * what they leave does not depend on the cases before it */
+    bool remembers; /* while points are chosen and counted; a case queries by itself, so that
+                     * effects of queries do not depend on earlier cases */
 };
 
 /* Ask the backend; *grid is the caller's. With a backend that accepts nothing the grid is empty.
- * OUT_OF_HOST_MEMORY, or what the backend answers that is no answer. */
+ * OUT_OF_HOST_MEMORY, or the error of an invalid answer. */
 attn_status grid_create(const struct grid_backend *backend, uint64_t seed, bool exhaustive,
                         struct grid **grid, attn_error *error);
 void grid_destroy(struct grid *grid);
@@ -223,8 +222,9 @@ struct grid_point grid_random(const struct grid *grid, uint64_t seed, uint64_t n
 struct grid_point grid_random_latent(const struct grid *grid, uint64_t seed, uint64_t n,
                                      uint32_t without);
 
-/* For a tenth of all seeds the point becomes one of cross attention or of an encoder, which exclude windows, chunks and
- * more: of points drawn axis by axis hardly any is accepted as one. Backends may refuse both. */
+/* For a tenth of all seeds the point becomes one of cross attention or of an encoder. These exclude
+ * windows, chunks and more, so that hardly any point drawn axis by axis is one. Backends may refuse
+ * both. */
 void grid_draw_type(struct grid_point *point, uint64_t seed);
 
 /* Values of some axes, as sets of bits; every point that has one of each, and is as the base else.

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * grid_axes.c: the axes of the grid: their values, and the spec that a point makes of them.
- */
+ * grid_axes.c: the axes of the grid: their values, and the spec of a point. */
 #include "host/check/cases/grid.h"
 
 #include "host/base/text.h"
@@ -260,7 +259,7 @@ static void set_lengths(struct case_spec *spec, uint8_t profile)
     }
 }
 
-/* An encoder has no cache: what belongs to one is not varied. */
+/* An encoder has no cache: its axes are not varied. */
 static bool is_of_no_use(const uint8_t *value)
 {
     static const enum grid_axis of_cache[] = {AXIS_KV,    AXIS_PAGE,   AXIS_LAYOUT, AXIS_FORM,

@@ -96,7 +96,7 @@ static bool good(struct case_verdict *verdict, attn_status status, const host_er
     return false;
 }
 
-/* What was planned from is gone afterwards, and lies where it lay the time before. */
+/* The planned data is overwritten afterwards, and is at the same addresses as the time before. */
 static attn_status plan(struct case_session *session, struct joint *joint, attn_error *error)
 {
     static _Thread_local attn_batch batch;

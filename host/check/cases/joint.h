@@ -17,18 +17,18 @@ enum { JOINT_MAX = 5 };
 struct joint {
     int32_t count;
     struct forward_case *cases[JOINT_MAX];
-    /* Whose layer group and KV group a case is in: its own number, or that of an earlier one. */
+    /* The case whose layer group and KV group this one shares: itself, or an earlier one. */
     int32_t with[JOINT_MAX];
     bool turned; /* the last group's KV group is the first one of the batch */
 
-    /* What joint_pose() makes of them. */
+    /* Made by joint_pose(). */
     attn_layer layers[JOINT_MAX][JOINT_MAX];
     attn_layer_group groups[JOINT_MAX];
     attn_problem problems[JOINT_MAX];
     attn_bounds bounds;
     uint32_t num_problems;
 
-    int32_t at; /* the case that was looked at last */
+    int32_t at; /* the case that was judged last */
 };
 
 /* Bounds that have room for both. */
@@ -40,7 +40,8 @@ void joint_pose(struct joint *joint);
 /* Plan and forward the batch in a session for those problems, and judge every layer. */
 void joint_judge(struct case_session *session, struct joint *joint, struct case_verdict *verdict);
 
-/* The same in two steps, between which other things may happen. False: `verdict` says why. */
+/* The same in two steps, between which the caller may do other work. False: `verdict` has the
+ * reason. */
 bool joint_plan(struct case_session *session, struct joint *joint, struct case_verdict *verdict);
 void joint_judge_planned(struct case_session *session, struct joint *joint,
                          struct case_verdict *verdict);

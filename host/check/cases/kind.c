@@ -106,7 +106,8 @@ static bool accepts_forward(struct kind_case *k)
     return grid_accepts_spec(k->at.grid, k->at.options, &k->at.spec, NULL, 0);
 }
 
-/* What a forward writes: outputs, states, and caches from page 1 on. If it differs, `where` says where first. */
+/* Compare the data that a forward writes: outputs, states, and caches from page 1 on. `where` gets
+ * the first difference. */
 static bool same_results(const struct forward_case *c, const char *first, char *where, size_t size)
 {
     for (enum case_part_id p = 0; p < CASE_PARTS; p++) {
@@ -138,7 +139,7 @@ bool kind_left(struct kind_case *k, const void *first, const char *what)
     return false;
 }
 
-/* Where bits are promised there is no need for the oracle again. */
+/* If equal bits are promised, the oracle is not needed again. */
 bool kind_same(struct kind_case *k, const void *first, const char *what)
 {
     char text[700];
@@ -176,7 +177,7 @@ uint32_t kind_operand(const struct kind_case *k, uint32_t role)
            (role == ATTN_ROLE_INDEX_LOGITS ? KIND_KEYED : 0);
 }
 
-/* Equal but for what a query sees of the keys, if windows are accepted, and how scores are scaled. */
+/* Equal except for the window, if windows are accepted, and the scale of scores. */
 static bool forward_beside(struct kind_case *k, struct kind_beside *other)
 {
     attn_verdict verdict;
@@ -264,7 +265,7 @@ static void make_small(struct numerics_point *at)
     }
 }
 
-/* Too much for a driver that fills what it allocates: more than 64 MiB. */
+/* Too much for a driver that fills its allocations: more than 64 MiB. */
 static bool is_vast(const struct case_spec *spec)
 {
     int64_t slots = (int64_t)70000 * spec->page_size;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * kind.h: the kinds of layers as one table, so that a check about several of them is one function, and a row for each.
+ * kind.h: the kinds of layers as one table, so that a check about several of them is one function,
+ * and a row for each.
  *
- *   cases      which cases a row has: a product of axes of the grid, of latent layers, or of families and variants
- *   relation   what is done with each of them, and what is expected
- *   kind       how one of them is found, made, called and judged, whatever it is a case of
- */
+ *   cases      the cases of a row: a product of axes of the grid, of latent layers, or of families
+ *              and variants
+ *   relation   the calls of each case, and the expected result
+ *   kind       how a case of a kind is found, made, called and judged, for every check */
 #ifndef HOST_CHECK_CASES_KIND_H
 #define HOST_CHECK_CASES_KIND_H
 
@@ -26,11 +27,12 @@ struct kind_case;
         statement;                                                                                 \
     }
 
-/* Of what is not about its kind nothing is read. */
+/* Members of other kinds are not read. */
 struct kind_cases {
     const struct check_kind *kind;
     struct grid_choice choices[GRID_MAX_CHOICES + 1]; /* of all but linear layers */
-    /* Of a point, which is skipped where query refuses that; or of what is drawn of a family. NULL = nothing. */
+    /* Changes the spec of a point (skipped if query refuses the result) or of a family. NULL = no
+     * change. */
     spec_change vary;
     bool small;       /* before: as few heads and dimensions as query accepts */
     int32_t variants; /* of each point, or of each family; 0 = 1 */
@@ -65,10 +67,11 @@ struct kind_cases {
     CASES_OF(.kind = &linear_layers, .vary = function, .variants = number, .exhaustive = times)
 /* clang-format on */
 
-/* How the calls of a case relate to each other, and what is expected of them. The other members are for judges that
- * several rows share. */
+/* The relation between the calls of a case, and the expected result. The other members are for
+ * judges that several rows share. */
 struct relation {
-    /* The case whose spec was found. It says itself what it expects, but for what follows. */
+    /* Judges the case whose spec was found. It knows the expected result, except for the following
+     * members. */
     void (*judge)(struct kind_case *k);
     /* Other batches of the same tokens, each judged by the oracle: the n-th of them, of a base with these lengths
      * (case_read_lengths()). False: there is none. */
@@ -76,7 +79,7 @@ struct relation {
     const char *lengths;
     uint32_t traits; /* ATTN_TRAIT_*: where they are declared, the same bits are expected */
     int32_t first_fault, last_fault; /* a status is expected, and the name of the operand */
-    bool has_tiles;                  /* what sequences share is several tiles of keys */
+    bool has_tiles;                  /* sequences share several tiles of keys */
 };
 extern const struct relation by_itself; /* the case by itself, against the oracle */
 
@@ -110,7 +113,8 @@ void kind_run_row(struct check_run *run);
     ROWS_NEED(rule, name, relation, needs, sentence, softmax, latent),                             \
         ROW_NEEDS(rule, linear_##name, relation, needs, sentence " (linear layers)", linear)
 
-/* Sequences of these prefixes and new tokens: "17+3 0+20" are two. And what a mode or a type says of lengths. */
+/* Sequences of these prefixes and new tokens: "17+3 0+20" are two. A mode or type may add rules
+ * about lengths. */
 void case_read_lengths(struct case_spec *spec, const char *lengths);
 void case_set_lengths(struct case_spec *spec, const char *lengths);
 
@@ -129,7 +133,7 @@ struct kind_case {
     int32_t variant;              /* of its point or family */
 };
 
-/* What an operand is for a case: a set of bits. */
+/* The role of an operand in a case: a set of bits. */
 enum {
     KIND_NEEDED = 1,  /* a forward without it fails */
     KIND_WRITTEN = 2, /* the forward writes to it */
@@ -149,22 +153,22 @@ struct check_kind {
     int32_t (*count)(const struct check_subject *subject, const struct kind_cases *cases);
     /* The spec of case run->index. False: skipped, or failed. */
     bool (*find)(struct kind_case *k, const struct kind_cases *cases);
-    /* Does query accept its spec as it is now? What the verdict says of padding is in it afterwards. */
+    /* Does query accept its spec as it is now? Sets its padding's length from the verdict. */
     bool (*accepts)(struct kind_case *k);
     /* False: skipped. */
     bool (*beside)(struct kind_case *k, struct kind_beside *other);
 };
 extern const struct check_kind softmax_layers, latent_layers, linear_layers;
 
-/* Its case and its session go. */
+/* Destroy its case and its session. */
 void kind_close(struct kind_case *k);
 
 /* Make the case of its spec. False: reported. Make it, judge it in a session of its own, and destroy it. */
 bool kind_make(struct kind_case *k);
 void kind_run(struct kind_case *k);
 
-/* Does the backend declare these traits for the problem, if not by itself then when it is asked to? What it has to be
- * asked for stays in the problem. False: skipped. */
+/* Does the backend declare these traits for the problem, by itself or if required_traits asks for
+ * them? Traits that must be required stay in the problem. False: skipped. */
 bool kind_declares(struct kind_case *k, uint32_t traits);
 
 /* A session for the case, of this subject. NULL: reported. */
@@ -174,15 +178,15 @@ struct case_session *kind_session(const struct kind_case *k, const struct check_
 /* Plan and forward it, and compare with the oracle. False: reported. */
 bool kind_judge(struct kind_case *k);
 
-/* What went wrong with it; or whether a call was good, which said so in the run's error. */
+/* Report a failure of it; or check the status of a call, whose message is in the run's error. */
 void kind_report(const struct kind_case *k, attn_status status, const char *text);
 bool kind_good(const struct kind_case *k, attn_status status);
 
-/* A copy of what the last call has left. NULL: reported. */
+/* A copy of the results of the last call. NULL: reported. */
 void *kind_keep(const struct kind_case *k);
 
-/* Have outputs, caches and states that were fetched last the bits that `first` has? And those of another plan and
- * forward? False: reported. */
+/* Do the outputs, caches and states that were fetched last equal those in `first`, bit for bit? And
+ * those of another plan and forward? False: reported. */
 bool kind_left(struct kind_case *k, const void *first, const char *what);
 bool kind_same(struct kind_case *k, const void *first, const char *what);
 
@@ -193,7 +197,7 @@ int32_t kind_variants(const struct kind_cases *cases);
 
 /* ---- Linear layers (kind_linear.c) ------------------------------------------------------------ */
 
-/* Its case, a session, and what it begins with. False: reported. */
+/* Prepare its case, a session, and the initial contents. False: reported. */
 bool linear_begin(struct kind_case *k);
 bool linear_reset(struct kind_case *k);
 

@@ -54,7 +54,7 @@ static const struct layout_converter *layout_converter_of(const attn_backend_typ
     return (const struct layout_converter *)(const void *)type;
 }
 
-/* The problem as the backend is asked it. */
+/* The problem in the backend's own layout. */
 static attn_problem inside(const struct layout_converter *converter, const attn_problem *problem)
 {
     attn_problem own = {.struct_size = 0};
@@ -174,7 +174,7 @@ static attn_status make_room(const struct layout_converter *t, struct cache *cac
     return ATTN_OK;
 }
 
-/* What has not the form of a cache is the backend's to refuse. */
+/* Malformed caches are passed on, for the backend to refuse. */
 static bool is_cache(const attn_tensor *tensor)
 {
     return tensor && ATTN_HAS(tensor, attn_tensor, strides) && tensor->ndim == 4 && tensor->data &&

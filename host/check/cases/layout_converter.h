@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * layout_converter.h: a wrapper around a backend with a vendor's own KV layout. The wrapper has kv.nhd/1;
- * it converts caches by the plugin's functions (attn_layouts) before a forward and back after it.
+ * layout_converter.h: a wrapper around a backend with a vendor's own KV layout. The wrapper has
+ * kv.nhd/1; it converts caches by the plugin's functions (attn_layouts) before a forward and back
+ * after it.
  *
- * So cases, oracle and judgement know nothing of such layouts, and judge what is read and written
- * in them as in any other.
- */
+ * So cases, oracle and judge need no knowledge of such layouts. */
 #ifndef HOST_CHECK_CASES_LAYOUT_CONVERTER_H
 #define HOST_CHECK_CASES_LAYOUT_CONVERTER_H
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_case.c: what a case of a linear layer holds, and its forward in parts.
- */
+ * linear_case.c: the contents of a case of a linear layer, and its forward in parts. */
 #include "host/check/cases/linear_case.h"
 
 #include "host/base/dtype.h"
@@ -13,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Streams of what is no operand; those of operands are their roles. */
+/* Streams that belong to no operand; the stream of an operand is its role. */
 enum { DRAW_LINEAR = ATTN_ROLE_COUNT + 9, DRAW_FAINT, DRAW_CUTS };
 
 /* ---- Layout ---------------------------------------------------------------------------------- */
@@ -179,7 +178,7 @@ static double uniform(const struct forward_case *c, uint32_t role, int64_t index
     return (double)(int64_t)(word >> 11) * 0x1p-52 - 1;
 }
 
-/* Queries and keys of some rows are nearly nothing, so that the epsilon of their norm shows. */
+/* Queries and keys of some rows are nearly zero, so that the epsilon of their norm matters. */
 static bool is_faint(const struct forward_case *c, int64_t index)
 {
     int64_t channels = channels_of(&c->spec.linear);
@@ -188,7 +187,7 @@ static bool is_faint(const struct forward_case *c, int64_t index)
            uniform(c, DRAW_FAINT, index / channels) > 0.5;
 }
 
-/* What an operand's element is; `head` of those that have one. */
+/* The value of an operand's element; `head` for operands with heads. */
 static double value_of(const struct forward_case *c, uint32_t role, int64_t index, int64_t head)
 {
     const struct linear_spec *spec = &c->spec.linear;
@@ -541,7 +540,7 @@ attn_status linear_case_forward(struct forward_case *c, struct case_session *ses
     return status == ATTN_OK ? device_synchronize(c->device, session->stream, error) : status;
 }
 
-/* What the oracle reads: `before`, with the arrays of the part, which the device has now. */
+/* The oracle's view: `before`, with the arrays of the part, which the device has now. */
 static void take_arrays(const struct forward_case *c, char *before)
 {
     for (enum case_part_id n = 0; n < CASE_PARTS; n++) {
@@ -551,7 +550,7 @@ static void take_arrays(const struct forward_case *c, char *before)
     }
 }
 
-/* Run the part between two looks at the device: `before` is what it had. */
+/* Run the part, and fetch the device's contents before (into `before`) and after it. */
 static attn_status run_seen(struct forward_case *c, struct case_session *session,
                             const struct linear_part *part, char *before, attn_error *error)
 {

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_case.h: a case (forward_case.h) of a linear layer: what its parts are and hold, and how it is forwarded in
- * parts. All else of it is that of any case.
+ * linear_case.h: a case (forward_case.h) of a linear layer: its parts and their contents, and its
+ * forward in parts. All else is as in any case.
  *
  * A part of it is some rows of one sequence: what a case is split into.
  *
- * Unused slots of the pools are NaN. Half of the heads forget slowly, so that a row depends on all rows before it; the
- * others fast, so that digits lost in decays show. The recurrence mixes everything into everything: there is no need
- * for needles.
- */
+ * Unused slots of the pools are NaN. Half of the heads forget slowly, so that a row depends on all
+ * rows before it; the others fast, so that digits lost in decays show. The recurrence mixes
+ * everything into everything: there is no need for needles. */
 #ifndef HOST_CHECK_CASES_LINEAR_CASE_H
 #define HOST_CHECK_CASES_LINEAR_CASE_H
 
@@ -20,7 +19,7 @@
 /* A spec of this family drawn from the seed, whether a backend accepts it or not. */
 void linear_spec_draw(struct case_spec *spec, uint32_t family, uint64_t seed);
 
-/* MIXED, with what the spec says of the sequences that decode. */
+/* MIXED, with the spec's sequences that decode. */
 void linear_spec_mix(struct case_spec *spec);
 void linear_spec_describe(const struct case_spec *spec, char *text, size_t size);
 
@@ -35,7 +34,7 @@ void linear_lengths_init(struct case_lengths *lengths, const struct case_spec *s
 void linear_lay_out(struct forward_case *c);
 attn_status linear_fill(struct forward_case *c, attn_error *error);
 
-/* Slots that a forward may write to, slot 0 among them: take what is there for expected. */
+/* Slots that a forward may write, slot 0 included: accept their contents as expected. */
 void linear_allow_slots(const struct forward_case *c, char *expected, char *actual);
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
@@ -53,7 +52,7 @@ struct linear_part {
 /* Does the row of a sequence leave a snapshot? */
 bool linear_case_has_snapshot(const struct forward_case *c, int32_t sequence, int32_t row);
 
-/* Bring the device's copy to what the case begins with. */
+/* Restore the device's copy to the initial contents of the case. */
 attn_status linear_case_reset(struct forward_case *c, struct case_session *session,
                               attn_error *error);
 
@@ -61,8 +60,8 @@ attn_status linear_case_reset(struct forward_case *c, struct case_session *sessi
 attn_status linear_case_forward(struct forward_case *c, struct case_session *session,
                                 const struct linear_part *part, attn_error *error);
 
-/* The same, and judge it by the oracle, which goes on from what the device had before it: so what was stored may have
- * been rounded. */
+/* The same, and judge it by the oracle, which continues from the device's contents before it, so
+ * stored states may have been rounded. */
 void linear_case_judge_part(struct forward_case *c, struct case_session *session,
                             const struct linear_part *part, struct case_verdict *verdict);
 

@@ -10,7 +10,7 @@
 
 enum { LINEAR_TEXT = 700 };
 
-/* Does query accept the spec? If not, `reason` (of LINEAR_TEXT) says why. */
+/* Does query accept the spec? If not, `reason` (of LINEAR_TEXT) gets the reason. */
 bool linear_accepts(const struct check_subject *subject, const struct case_spec *spec,
                     char *reason);
 

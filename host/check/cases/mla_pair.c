@@ -106,7 +106,7 @@ static bool make_cases(struct mla_pair *pair)
                              : host_fail(error, ATTN_OUT_OF_HOST_MEMORY, "no memory for W_UK");
     if (status == ATTN_OK) {
         relate(pair);
-        /* Queries and keys are others than the needles were planted among. */
+        /* The needles do not fit these queries and keys. */
         pair->absorbed->num_needles = pair->expanded->num_needles = 0;
         status = case_place_tokens(pair->absorbed, error);
     }

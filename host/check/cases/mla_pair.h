@@ -29,8 +29,8 @@ bool mla_pair_judge(struct mla_pair *pair);
 /* Of cases that were run: are their outputs the same but for W_UV, and their LSE? */
 void mla_pair_compare(struct mla_pair *pair);
 
-/* Bring what `writer` has left in the cache, the key of a sequence of the pair for each key that
- * `reader`, a variant of the absorbed case, finds in its own. */
+/* Copy the keys that `writer` has saved in the cache to the sequences of `reader`, a variant of the
+ * absorbed case, which has the same keys. */
 void mla_pair_hand_over(const struct forward_case *writer, struct forward_case *reader);
 
 #endif /* HOST_CHECK_CASES_MLA_PAIR_H */

@@ -151,7 +151,7 @@ struct case_session *numerics_session(struct check_run *run, const struct check_
     return session;
 }
 
-/* What the note on a repetition says. */
+/* The text of the note on a repetition. */
 struct noted {
     struct check_run *run;
     const struct forward_case *c;
@@ -195,7 +195,7 @@ bool numerics_judge_alone(struct check_run *run, struct forward_case *c,
     return numerics_told(run, c, &verdict);
 }
 
-/* What is left out has the base's value. */
+/* Axes that are left out have the base's value. */
 static struct grid_point random_softmax(const struct grid *grid, uint64_t seed, uint64_t n,
                                         uint32_t without)
 {

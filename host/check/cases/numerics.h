@@ -13,11 +13,11 @@
 struct case_backend numerics_backend(const struct check_subject *subject,
                                      const attn_options *options);
 
-/* What went wrong with a case of this spec; a kernel or memory that this machine lacks is SKIP. */
+/* Report a failure of a case with this spec; SKIP if this machine lacks a kernel or memory. */
 void numerics_report(struct check_run *run, const struct case_spec *spec, attn_status status,
                      const char *text);
 
-/* ATTN_OK, or that, with what the run's error says. */
+/* ATTN_OK, or report it with the run's error. */
 bool numerics_good(struct check_run *run, const struct case_spec *spec, attn_status status);
 
 /* The same of a verdict on the case; where it fails, also how its operands lie. */
@@ -80,8 +80,8 @@ bool numerics_query(const struct check_subject *subject, const attn_options *opt
 /* Does query accept a spec that was made of the point's? If not, the case is skipped. */
 bool numerics_accepts(struct numerics_point *at, struct case_spec *spec);
 
-/* A point drawn from the run's seed that is accepted, with the base's value of what is to be left
- * out, and its spec: of softmax layers, or of latent ones where one of `latents` (NULL = softmax) is
+/* An accepted point drawn from the run's seed, with the base's value for axes to be left out, and
+ * its spec: of softmax layers, or of latent ones where one of `latents` (NULL = softmax) is
  * accepted. False: there is none, and the case was skipped. */
 bool numerics_random(struct check_run *run, const struct grid *grid,
                      const struct grid_choice *latents, struct grid_point *point,
@@ -94,15 +94,15 @@ typedef int32_t (*numerics_find)(const struct grid *grid, bool variant, int32_t 
 int32_t numerics_count_found(const struct check_subject *subject, numerics_find find, bool variant);
 void numerics_run_found(struct check_run *run, numerics_find find, bool variant);
 
-/* What is e4m3 of q, new keys and values and the output is e5m2, whose bars no needle crosses. */
+/* Turn e4m3 in q, new keys and values and the output into e5m2, whose bars no needle crosses. */
 void numerics_make_e5m2(struct case_spec *spec, int32_t variant);
 
 /* By how much of 1 two ways to compute one thing may differ, in which rounding happens in other
  * places: some last bits of the type. */
 double numerics_unit(attn_dtype dtype);
 
-/* All of it for one spec, in memory of exactly the size that is asked for, as often as the subject
- * says. */
+/* Run one spec from start to end, in memory of exactly the requested size, as often as the subject
+ * asks. */
 void numerics_run(struct check_run *run, const struct case_spec *spec, const attn_options *options);
 
 #endif /* HOST_CHECK_CASES_NUMERICS_H */

@@ -26,8 +26,8 @@ void other_host_use(struct check_run *run, uint32_t num_threads,
 /* How many threads a case has, drawn from its seed. */
 uint32_t other_host_draw_threads(const struct check_run *run);
 
-/* numerics_run() with so many threads: what work is cut into goes by how many there are, and should
- * not go by the machine. On a GPU with those of the subject. */
+/* numerics_run() with so many threads: work is split by the number of threads, which should not
+ * depend on the machine. On a GPU with those of the subject. */
 void other_host_run_spec(struct check_run *run, uint32_t num_threads, const struct case_spec *spec,
                          const attn_options *options);
 

@@ -23,8 +23,7 @@ struct process_resources {
 /* Look at /proc/self and the environment. */
 void process_take(struct process_resources *state);
 
-/* NULL, or what `after` has that `before` has not (threads, open files), or has otherwise
- * (environment). */
+/* NULL, or a thread or open file that only `after` has, or a difference in the environment. */
 const char *process_gained(const struct process_resources *before,
                            const struct process_resources *after);
 

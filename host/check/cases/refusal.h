@@ -8,13 +8,14 @@
 
 #include "host/check/check.h"
 
-/* Is it this status? Of a composite CHILD_FAILED will do, too: it is a child that found out. */
+/* Is it this status? For a composite, CHILD_FAILED is accepted, too, as a child may have found the
+ * fault. */
 bool refusal_gives(const struct check_subject *subject, attn_status status, attn_status wanted);
 
 /* Did a call fail with this status, and does the run's error (check_error()) say why? Else the case fails; `what` is the call. */
 bool refusal_is(struct check_run *run, attn_status status, attn_status wanted, const char *what);
 
-/* The same without a wanted one: any failure will do. */
+/* The same for any failure. */
 bool refusal_is_told(struct check_run *run, attn_status status, const char *what);
 
 /* Does the message name one of these words (ended by NULL)? */

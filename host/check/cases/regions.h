@@ -10,7 +10,7 @@
 #include "attn_plugin.h"
 #include "host/device/device.h"
 
-enum { REGIONS_RED = 0xA5 /* what red zones hold */, REGIONS_RED_ZONE = 64 /* bytes */ };
+enum { REGIONS_RED = 0xA5 /* contents of red zones */, REGIONS_RED_ZONE = 64 /* bytes */ };
 
 struct regions {
     const struct device *device;

@@ -81,7 +81,7 @@ static void set_far_strides(const struct restrided *restrided, attn_tensor *tens
     tensor->strides[d] = least > stride ? least : (stride + 63) / 64 * 64;
 }
 
-/* On a CPU an operand is aligned to its element, and `data` by itself to nothing. */
+/* On a CPU an operand is aligned to its element, and `data` alone has no alignment. */
 static void set_address(const struct restrided *restrided, uint32_t role, struct moved *m)
 {
     uint32_t size = attn_dtype_size(m->to.dtype);
@@ -195,7 +195,7 @@ static attn_status move(const struct restrided *restrided, uint32_t role, const 
     return device_copy_wait(restrided->device, m->memory, m->image, m->bytes, stream, error);
 }
 
-/* What was written goes to the original; what surrounds vectors must be poison still. */
+/* Copy written vectors to the original; the gaps between them must still hold poison. */
 static attn_status move_back(const struct restrided *restrided, uint32_t role, struct moved *m,
                              attn_stream stream, attn_error *error)
 {

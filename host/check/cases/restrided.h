@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * restrided.h: a backend in front of the one that is checked, whose forwards find their operands
- * elsewhere: other outer strides, gaps of poison between vectors, a byte_offset.
+ * restrided.h: a backend in front of the one under test that moves the operands of forwards: other
+ * outer strides, gaps of poison between vectors, a byte_offset.
  *
- * The case and its judgement know nothing of it: an operand is copied before the forward, and what
- * was written is copied back after it. So it serves softmax, latent and linear layers alike, and
- * any operand of the role map. A gap that was written to fails the forward; but those between
- * vectors that lie far apart are zero, and no check reads them afterwards.
- */
+ * The case and its judge do not notice: an operand is copied before the forward, and written data
+ * is copied back after it. So it serves softmax, latent and linear layers alike, and any operand of
+ * the role map. A write to a gap fails the forward; only gaps between vectors that lie far apart
+ * are zero, and are not checked afterwards. */
 #ifndef HOST_CHECK_CASES_RESTRIDED_H
 #define HOST_CHECK_CASES_RESTRIDED_H
 

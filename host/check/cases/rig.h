@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * rig.h: the plainest whole use of a backend, step by step and through its raw tables, for checks
- * of the contract: each step can be left out, done twice, or done with something else.
+ * of the contract: each step can be left out, repeated or changed.
  *
  *   question   two layer groups that the backend accepts, found by asking
  *   batches    one of each mode within its bounds, drawn from a seed; each layer of one is a case
@@ -9,9 +9,8 @@
  *   memory     regions for a metadata, exactly as large and as aligned as asked for
  *   result     all that the cases of a batch have on the device after a run
  *
- * What a result should be is not known here: it is compared with that of another run. Whether it is
- * attention is what forward_case.h judges.
- */
+ * The expected result is unknown here: a result is compared with that of another run.
+ * forward_case.h judges whether it is attention. */
 #ifndef HOST_CHECK_CASES_RIG_H
 #define HOST_CHECK_CASES_RIG_H
 
@@ -41,7 +40,7 @@ struct rig_question {
     attn_problem problems[RIG_GROUPS];
 };
 
-/* What calls with a batch are given, and what it points to. */
+/* The arguments of calls with a batch, and their memory. */
 struct rig_batch {
     struct forward_case *cases[RIG_LAYERS];
     attn_batch batch;
@@ -62,7 +61,7 @@ struct rig {
     struct rig_batch batches[RIG_BATCHES];
     int num_batches; /* 1..RIG_BATCHES */
 
-    /* What calls are given. They point to what is above, or to what a check has put there. */
+    /* The arguments of calls. They point to the members above, or to a check's own structs. */
     const attn_backend_type *type;
     const attn_options *options;
     const attn_services *services;
@@ -75,8 +74,8 @@ struct rig {
 
 /* ---- Life ------------------------------------------------------------------------------------ */
 
-/* Find a question and make batches. false: the case has been skipped, with what query says to the
- * plain question, or has failed; there is nothing to close then. */
+/* Find a question and make batches. false: the case was skipped, with query's answer to the plain
+ * question, or has failed; then there is nothing to close. */
 bool rig_open(struct rig *rig, struct check_run *run, uint64_t seed);
 
 /* The same with a question that child number `child` of the subject accepts by itself too, where
@@ -85,7 +84,7 @@ bool rig_open_for_child(struct rig *rig, struct check_run *run, uint64_t seed, u
 
 void rig_close(struct rig *rig);
 
-/* The question of a subject whose memory is of no interest. false and a reason in `why`. */
+/* The question of a subject, without memory. false and a reason in `why`. */
 bool rig_find(struct rig_question *question, const struct check_subject *subject, char *why,
               size_t size);
 
@@ -112,7 +111,7 @@ int32_t rig_count_seeds(const struct check_subject *subject);
 
 /* ---- Calls, as a host makes them ------------------------------------------------------------- */
 
-/* What the next call is given for its error. */
+/* The error argument of the next call. */
 static inline attn_error *rig_error(const struct rig *rig)
 {
     check_error(rig->run);
@@ -144,7 +143,7 @@ attn_status rig_forward(struct rig *rig, attn_metadata *metadata, int batch, int
 /* Every layer of the batch, until one fails. */
 attn_status rig_forward_all(struct rig *rig, attn_metadata *metadata, int batch);
 
-/* Overwrite what rig_plan() gives of a batch, and its host arrays; bring them back. */
+/* Overwrite the structs that rig_plan() passes for a batch, and its host arrays; restore them. */
 void rig_spoil_batch(struct rig *rig, int batch);
 void rig_restore_batch(struct rig *rig, int batch);
 
@@ -158,13 +157,14 @@ struct rig_session {
 /* On failure the case has failed, or was skipped if a dependency is missing; nothing is left. */
 bool rig_session_open(struct rig_session *session, struct rig *rig);
 
-/* The same for what needs no forward: where prepare() finds no compiler or kernels, memory and
- * plans may still be looked at. */
+/* The same for checks without a forward: if prepare() finds no compiler or kernels, memory and
+ * plans can still be checked. */
 bool rig_session_open_without(struct rig_session *session, struct rig *rig);
 
 void rig_session_close(struct rig_session *session, struct rig *rig);
 
-/* What a row does with a rig of the run's seed and a session: once, or for each batch until the case fails. */
+/* The function of a row, with a rig of the run's seed and a session: called once, or for each batch
+ * until the case fails. */
 struct rig_check {
     void (*body)(struct rig *rig, struct rig_session *session);
     void (*each)(struct rig *rig, struct rig_session *session, int batch);
@@ -188,10 +188,11 @@ void rig_metadata_close(struct rig_session *more, struct rig *rig);
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* Bring what a batch has on the device to what it was at first. */
+/* Restore the initial contents of a batch on the device. */
 attn_status rig_reset(struct rig *rig, int batch);
 
-/* What it has there now, when the stream's work is done. The caller frees it; NULL: it failed. */
+/* Its contents on the device once the stream's work is done. The caller frees them; NULL: it
+ * failed. */
 char *rig_result(struct rig *rig, int batch);
 
 /* From rig_reset() to rig_result() with a batch. NULL: the case has failed. */
@@ -203,7 +204,7 @@ bool rig_life(struct rig *rig, char *results[RIG_BATCHES]);
 void rig_free(char *results[RIG_BATCHES]);
 
 /* Are two results of a batch the same: to the bit if the backend says that it is deterministic,
- * else outputs within a hundredth of the largest one? NULL, or what differs. */
+ * else outputs within a hundredth of the largest one? NULL, or the difference. */
 const char *rig_difference(const struct rig *rig, int batch, char *a, char *b);
 
 /* Is the result (NULL: that was reported) what was expected of this batch, as rig_difference() compares them? The case

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rig_question.c: what a rig asks a backend for, by kinds of layers.
- */
+ * rig_question.c: the questions of a rig, by kinds of layers. */
 #include "host/check/cases/rig.h"
 
 #include "host/base/round.h"
@@ -160,7 +159,7 @@ static bool child_accepts(struct compose_node *child, const attn_problem *proble
                       verdict.supported == 1);
 }
 
-/* The first question of a kind. `why` is what was said to the very first one. */
+/* The first question of a kind. `why` is the answer to the very first one. */
 static bool find_of_kind(struct rig_question *question, const struct check_subject *subject,
                          int kind, struct compose_node *child, attn_verdict *verdict, char *why,
                          size_t size)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sequel_draw.h: specs that belong together, drawn from a seed: what one instance can be called
- * with, one call after the other or in one batch. Of softmax layers, or of latent ones.
- */
+ * sequel_draw.h: specs that belong together, drawn from a seed: calls of one instance, in sequence
+ * or in one batch. Of softmax layers, or of latent ones. */
 #ifndef HOST_CHECK_CASES_SEQUEL_DRAW_H
 #define HOST_CHECK_CASES_SEQUEL_DRAW_H
 

@@ -25,7 +25,7 @@ bool setting_is_number(const attn_option *option);
 bool setting_has_range(const attn_option *option);
 void setting_print_number(const attn_option *option, double number, char text[SETTING_TEXT]);
 
-/* How many values are tried of an option; 0 = what it may be, only a user knows. And value
+/* The number of values that are tried for an option; 0 = only a user knows its values. And value
  * `which` of them. */
 int32_t setting_count(const attn_option *option);
 void setting_value(const attn_option *option, int32_t which, char text[SETTING_TEXT]);
@@ -34,7 +34,7 @@ void setting_value(const attn_option *option, int32_t which, char text[SETTING_T
 int32_t setting_count_all(const struct check_subject *subject);
 void setting_find(const struct check_subject *subject, int32_t index, struct setting *setting);
 
-/* What the user gave, but for the options of `settings`, and these. The run has the error. */
+/* The user's options, overridden by those of `settings`. The run has the error. */
 attn_status setting_parse(struct check_run *run, const struct setting *settings, int count,
                           struct options **options);
 
@@ -42,7 +42,7 @@ attn_status setting_parse(struct check_run *run, const struct setting *settings,
 void setting_describe(const struct check_subject *subject, const struct setting *settings,
                       int count, char text[3 * SETTING_TEXT]);
 
-/* Both, with a note. NULL: the host refuses what is declared, and the case has failed. */
+/* Both, with a note. NULL: the host refuses a declared value, and the case has failed. */
 struct options *setting_open(struct check_run *run, const struct setting *settings, int count,
                              char what[3 * SETTING_TEXT]);
 

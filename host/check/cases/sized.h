@@ -28,7 +28,7 @@ struct sized {
  * included: smaller than `size`, equal, or up to SIZED_EXTRA more, poison then. NULL: no memory. */
 void *sized_copy(struct sized *sized, const void *from, size_t size, uint32_t count, size_t to);
 
-/* Is the poison after what was known still there? Zeros will do where `may_zero`. */
+/* Is the poison after the known part still there? With `may_zero`, zeros are accepted. */
 bool sized_is_whole(const struct sized *sized, bool may_zero);
 
 void sized_finish(struct sized *sized);

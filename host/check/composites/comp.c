@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comp.c: the group COMP: whether a composite passes on what its children say. One child at a
- * time is made to answer something else (altered_child.h). Composites of composites are in
- * check/composites/comp_depth.c.
- */
+ * comp.c: the group COMP: whether a composite passes on the answers of its children. One child at a
+ * time gives altered answers (altered_child.h). Composites of composites are in
+ * check/composites/comp_depth.c. */
 #include "host/check/check.h"
 
 #include <stdio.h>
@@ -39,7 +38,7 @@ static bool scene_open(struct scene *scene, struct check_run *run)
     return true;
 }
 
-/* From now on the child does this. */
+/* From now on the child's answers are altered so. */
 static void scene_alter(struct scene *scene, enum alteration what, uint64_t value)
 {
     scene->reached += scene->altered.hits;
@@ -48,7 +47,7 @@ static void scene_alter(struct scene *scene, enum alteration what, uint64_t valu
     scene->altered.hits = 0;
 }
 
-/* A case none of whose queries reaches its child shows nothing: it is skipped, with that reason. */
+/* If no query of a case reaches the child, the case is skipped with that reason. */
 static void scene_close(struct scene *scene)
 {
     scene_alter(scene, ALTER_NOT, 0);
@@ -130,7 +129,7 @@ static void check_verdict(struct scene *scene)
 
 /* ---- COMP-03 --------------------------------------------------------------------------------- */
 
-/* Whatever the child asks for, the composite asks for. */
+/* The composite must ask for everything that the child asks for. */
 static void check_forms(struct scene *scene)
 {
     static const uint32_t forms[] = {ATTN_INDEX_REQ_TO_TOKEN, ATTN_INDEX_BLOCK_TABLE,
@@ -179,7 +178,7 @@ static void check_needs(struct scene *scene)
 
 /* ---- COMP-04 --------------------------------------------------------------------------------- */
 
-/* A failure that was planted: the message has the names on the way, and then the child's words. */
+/* A planted failure: the message has the names on the way, then the child's message. */
 static bool judge_failure(struct scene *scene, attn_status status, const char *call)
 {
     const char *text = check_error_text(scene->rig.run), *rest = text;
@@ -199,7 +198,7 @@ static bool judge_failure(struct scene *scene, attn_status status, const char *c
     return scene->rig.run->code == CHECK_PASS;
 }
 
-/* Of what was made since there were `instances` and `metadata`, nothing is left. */
+/* Nothing created since the counts `instances` and `metadata` is left. */
 static void judge_left(const struct scene *scene, int instances, int metadata, const char *call)
 {
     if (scene->altered.live != instances || scene->altered.live_metadata != metadata)
@@ -295,7 +294,7 @@ void scene_check_failures(struct scene *scene)
 
 /* ---- COMP-08 --------------------------------------------------------------------------------- */
 
-/* Which child a row has to reach is what the options mean, and these no suite can know. */
+/* The options decide which child a row must reach, and the suite does not know their meaning. */
 static void check_rows(struct scene *scene, struct rig_session *session, int b)
 {
     struct rig *rig = &scene->rig;

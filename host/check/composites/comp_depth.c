@@ -66,7 +66,7 @@ static void name_it(const struct check_run *run, const char *what, char name[NAM
 
 /* ---- COMP-05 --------------------------------------------------------------------------------- */
 
-/* Refused when it is resolved, before any plugin is asked: with these words. */
+/* The host must refuse it while resolving, before calling any plugin, with this message. */
 static void expect_no_tree(struct check_run *run, const char *name, const char *words)
 {
     struct compose_node *node = NULL;

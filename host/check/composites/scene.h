@@ -17,13 +17,13 @@ struct scene {
     struct rig rig;
     struct altered_child altered;     /* whose counter is that of the composite's own memory */
     const char *child;                /* the one that is altered */
-    const char *path[SCENE_MAX_PATH]; /* the names that its failures come with, the child's last */
+    const char *path[SCENE_MAX_PATH]; /* the names in its failures, the child's last */
     int num_path;
     int reached; /* answers altered so far */
 };
 
-/* Let the child fail in each call of its life: the message has the names on the way to it, and then
- * its words; nothing is left of its siblings or of the composite's memory. */
+/* Let the child fail in each call of its life: the message has the names on the way to it, then its
+ * message; nothing is left of its siblings or of the composite's memory. */
 void scene_check_failures(struct scene *scene);
 
 /* A case for each child. */

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps.c: is what query answers true, and all of it?
+ * caps.c: are query's answers right and complete?
  *
  * Ten thousand random problems, a thousand to a case: points of the grid, with up to five fields
- * set to anything. What is accepted is made and run, what is refused is refused everywhere, and its
- * reasons are what would have to change: with all of the named fields set to what is accepted the
- * answer is yes, with all but one of them it is no.
- */
+ * set to anything. Accepted problems are created and run, and refused ones are refused everywhere.
+ * Reasons name exactly the fields that must change: with accepted values for all of them query
+ * accepts, with all but one it refuses. */
 #include "host/check/contract/caps.h"
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
@@ -45,7 +44,7 @@ bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
 
 /* ---- CAPS-02: what is accepted runs ---------------------------------------------------------- */
 
-/* The problem's own bounds, as far as memory for them is a small matter. */
+/* The problem's own bounds, reduced to small memory. */
 static void widen_bounds(attn_bounds *bounds, const attn_bounds *wanted)
 {
     static const int32_t most[] = {256, 2048, 2048, 16384};
@@ -162,7 +161,7 @@ bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
     const struct check_subject *subject = visit->run->subject;
     struct caps_problem within;
     attn_instance *instance = NULL;
-    /* Of other kinds few problems are refused for their bounds alone. */
+    /* For other kinds, few problems are refused for their bounds alone. */
     int64_t every = p->group.kind == ATTN_KIND_SOFTMAX ? SIZE_EVERY : 1;
     if (!only_bounds(answer) || p->elsewhere || visit->refused % every != 0)
         return true;
@@ -178,7 +177,7 @@ bool caps_look_bounds(struct caps_visit *visit, const struct caps_problem *p,
 
 /* ---- CAPS-05: what is unknown ---------------------------------------------------------------- */
 
-/* And the first number that is no member, where a `<=` would take it for one. */
+/* And the first number after the members, which a wrong `<=` would accept. */
 static const struct caps_unknown unknowns[] = {
     CAPS_VALUE("kind 1000", ATTN_FIELD_KIND, true, group.kind, 1000),
     CAPS_VALUE("attn_type 1000", ATTN_FIELD_ATTN_TYPE, true, group.attn_type, 1000),
@@ -277,7 +276,7 @@ void caps_must_refuse(struct check_run *run, struct caps_problem *p,
                "query refuses %s, but gives no reason with that field", unknown->what);
 }
 
-/* A plain problem, with one thing in it that must be refused. */
+/* A plain problem with one value that must be refused. */
 static void must_refuse(struct check_run *run, const struct caps_unknown *unknown)
 {
     struct grid *grid = grid_of(run->subject);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps.h: the checks of query that are about any kind of layer: caps.c and caps_reasons.c have them, and caps_kinds.c
- * runs them on each.
- */
+ * caps.h: the checks of query for any kind of layer: caps.c and caps_reasons.c have them, and
+ * caps_kinds.c runs them on each. */
 #ifndef HOST_CHECK_CONTRACT_CAPS_H
 #define HOST_CHECK_CONTRACT_CAPS_H
 
@@ -12,7 +11,7 @@
 caps_visitor caps_look_same, caps_look_create, caps_look_bounds, caps_look_promises;
 caps_visitor caps_look_reasons, caps_look_listed, caps_look_language, caps_look_capacity;
 
-/* A thing that query has to refuse, and the field that has to be named (0 = any). */
+/* A value that query must refuse, and the field that it must name (0 = any). */
 enum { CAPS_CHANGES = 3 };
 struct caps_unknown {
     const char *what;
@@ -42,7 +41,7 @@ struct caps_unknown {
 /* Number `n` of those that are in problems of all kinds; NULL: there are fewer. */
 const struct caps_unknown *caps_unknown_of_any(int32_t n);
 
-/* Ask about a problem that is accepted, with that in it. */
+/* Query an accepted problem with that value in it. */
 void caps_must_refuse(struct check_run *run, struct caps_problem *p,
                       const struct caps_unknown *unknown);
 

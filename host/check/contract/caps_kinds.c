@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps_kinds.c: is what query answers about each kind of layer true, and all of it? Problems of softmax layers, and of
- * latent and linear ones, whose own numbers are set to anything: ranks, parts of a head, forms, families, flags, widths,
- * states. And does metadata need as little as the verdict has said?
- */
+ * caps_kinds.c: are query's answers about each kind of layer right and complete? Problems of
+ * softmax layers, and of latent and linear ones, whose own numbers are set to anything: ranks,
+ * parts of a head, forms, families, flags, widths, states. And does metadata need no more memory
+ * than the verdict says? */
 #include "host/check/contract/caps.h"
 
 #include "host/check/cases/numerics.h"
@@ -24,7 +24,7 @@ static bool are_known(const attn_bounds *bounds)
            bounds->max_kv_len > 0;
 }
 
-/* Created, and given the size of its metadata: what computes it are other checks. */
+/* Create it and get the size of its metadata: other checks compute it. */
 static bool look_created(struct caps_visit *visit, const struct caps_problem *p,
                          const struct caps_answer *answer)
 {
@@ -77,7 +77,7 @@ static bool look_promised(struct caps_visit *visit, const struct caps_problem *p
     if (answer->status != ATTN_OK || !answer->verdict.supported || p->elsewhere ||
         !are_known(&p->bounds) || visit->accepted % MEASURED != 0)
         return true;
-    /* What else may be wrong with these two calls is for other checks. */
+    /* Other checks cover other faults of these two calls. */
     if (numerics_create(visit->run, NULL, &p->problem, &instance) != ATTN_OK)
         return true;
     attn_status status =
@@ -193,7 +193,7 @@ CHECK_RUN(linear_unknown_any,
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-/* What is made of random problems of each kind of layer and of query's answers. */
+/* The checks of random problems of each kind of layer, and of query's answers. */
 #define LOOKS(name, look)                                                                          \
     CHECK_RUN(name, caps_visit_problems(run, look))                                                \
     CHECK_RUN(mla_##name, caps_visit_kind(run, ATTN_KIND_MLA, look))                               \

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * caps_reasons.c: the reasons of a no: are they all there are, in the language of `accepted`, and
- * are as many written as there is room for?
- */
+ * caps_reasons.c: the reasons of a refusal: are they complete, is `accepted` well formed, and are
+ * as many written as fit into the array? */
 #include "host/check/contract/caps.h"
 
 #include "host/base/dtype.h"
@@ -43,7 +42,7 @@ static void add_item(struct remedy *remedy, const struct caps_item *item)
     }
     if (!item->is_number)
         return;
-    /* The largest first: the least may ask for nothing. */
+    /* The largest first: the smallest may mean "not used". */
     double steps = (double)(int64_t)((item->to - item->from) / item->step);
     if (steps >= 1)
         add_number(remedy, item->from + steps * item->step);
@@ -199,7 +198,7 @@ static int32_t times_named(const struct caps_answer *answer, uint32_t field)
     return times;
 }
 
-/* What is listed as accepted of a field is not refused for that field again. */
+/* A value that a reason lists as accepted is not refused for the same field again. */
 bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
                       const struct caps_answer *answer)
 {
@@ -268,7 +267,7 @@ bool caps_look_language(struct caps_visit *visit, const struct caps_problem *p,
 
 /* ---- CAPS-07: as many reasons as there is room ----------------------------------------------- */
 
-/* Reasons with members that a later version may have, and what lies after them. */
+/* Reasons with members of a later version, and the bytes after them. */
 struct wide_reason {
     attn_reason reason;
     unsigned char more[24];

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * contract.h: what several groups ask of a plugin's entry (negotiation.c).
- */
+ * contract.h: checks of a plugin's entry that several groups share (negotiation.c). */
 #ifndef HOST_CHECK_CONTRACT_CONTRACT_H
 #define HOST_CHECK_CONTRACT_CONTRACT_H
 

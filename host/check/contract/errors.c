@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * errors.c: the group ERR: what is said when a call fails. What a plugin must leave alone in its
- * process (ERR-03) is watched around every case of every group, by the suite itself; errno alone,
- * which the host's own calls change as well, is looked at around single calls.
- */
+ * errors.c: the group ERR: messages of failing calls. The suite itself watches the process state
+ * that a plugin must not change (ERR-03) around every case of every group; only errno, which the
+ * host's own calls change, too, is checked around single calls. */
 #include "host/check/check.h"
 
 #include <errno.h>
@@ -46,7 +45,7 @@ static attn_status query_senseless(struct stage *stage, attn_error *error)
     problem.group = &group;
     attn_status status =
         rig->type->query(rig->type, rig->options, rig->services, &problem, &verdict, error);
-    /* Some see a reason against it where others see no sense. */
+    /* Some plugins refuse it with a reason, others as invalid. */
     return status == ATTN_OK && verdict.supported == 0 ? (attn_status)ATTN_STATUS_COUNT : status;
 }
 
@@ -210,7 +209,7 @@ static void judge_code(struct check_run *run, struct stage *stage, const struct 
 
 CHECK_RUN(codes, with_stage(run, judge_code))
 
-/* The text that a capacity leaves of `whole`. */
+/* `whole` cut to a capacity. */
 static void cut(const char *whole, size_t capacity, char *text)
 {
     snprintf(text, capacity, "%s", whole);
@@ -271,7 +270,7 @@ static void judge_message(struct check_run *run, struct stage *stage, const stru
 
 CHECK_RUN(messages, with_stage(run, judge_message))
 
-/* What succeeds leaves the error alone. */
+/* A successful call does not write the error. */
 static void run_success(struct check_run *run)
 {
     struct rig rig;
@@ -365,8 +364,7 @@ static void run_head_roles(struct check_run *run)
 
 /* ---- ERR-03: errno --------------------------------------------------------------------------- */
 
-/* errno is what the last call of the C library that failed has left: a number of the system's, and
- * never 0, which no such call sets. */
+/* The last failing call of the C library sets errno: to a number of the system, never to 0. */
 static bool errno_is_good(struct check_run *run, const char *slot)
 {
     int number = errno;

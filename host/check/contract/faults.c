@@ -126,7 +126,7 @@ static void try_fault(struct kind_case *k, int which, uint32_t role)
                    fault->is_named ? " with the operand's name" : "");
 }
 
-/* Where nothing is computed it is enough that the forward succeeds. */
+/* Without computation it is enough that the forward succeeds. */
 static void try_without_fault(struct kind_case *k)
 {
     if (k->run->check->needs & CHECK_NEEDS_COMPUTE)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * graph_capture.c: the group CAPT, and WORK-07: what can be captured, and what a graph gives when
- * it is replayed with other contents.
- */
+ * graph_capture.c: the group CAPT, and WORK-07: captures, and replays of a graph with other
+ * contents. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -161,7 +160,7 @@ static void replay_all(struct gpu_case *g)
 
 CHECK_RUN(replays, with_graph(run, replay_all))
 
-/* Contents that were planned and never run do not matter to the next ones. */
+/* Contents that were planned but never run do not affect the next ones. */
 static bool plan_in_vain(struct gpu_case *g, uint64_t number)
 {
     if (!gpu_case_refill(g, number, g->at.spec.num_sequences))
@@ -183,7 +182,7 @@ CHECK_RUN(replans, with_graph(run, replan_all))
 
 /* ---- CAPT-03: launch shapes ------------------------------------------------------------------ */
 
-/* What a forward enqueues, in order. */
+/* The work of a forward, in order. */
 struct shapes {
     struct spy_record *records;
     uint32_t count;
@@ -243,7 +242,7 @@ static bool compare_shapes(struct gpu_case *g, const struct shapes *first,
     return first->count == other->count;
 }
 
-/* What a forward with GRAPH metadata enqueues for contents `number`. */
+/* The work of a forward with GRAPH metadata for contents `number`. */
 static bool look(struct gpu_case *g, const struct spy_cuda *spy, uint64_t number,
                  struct shapes *shapes)
 {
@@ -345,8 +344,8 @@ static void run_budget(struct check_run *run)
 
 /* ---- CAPT-04: padding ------------------------------------------------------------------------ */
 
-/* The judge sees to it that rows of padding are finite, that all else is what it would be without
- * them, and that nothing else is written. */
+/* The judge checks that rows of padding are finite, that all other results are as without them, and
+ * that nothing else is written. */
 static void replay_padded(struct gpu_case *g)
 {
     if (g->at.spec.padded == 0) {
@@ -416,7 +415,7 @@ static attn_bounds larger_bounds(const struct gpu_case *g)
                                                                               : session->bounds;
 }
 
-/* Whatever else the instance and others like it do, the graph gives what it gave. */
+/* The graph's results do not depend on other work of its instance or of other instances. */
 static void disturb(struct gpu_case *g, struct case_session **eager)
 {
     struct case_session *other = NULL;

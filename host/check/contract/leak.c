@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * leak.c: what is leaked by a create that fails at any allocation, and by a thousand
- * that succeed. Counted are allocations from services, the heap and the address space of the
- * process, and the device's memory; what a backend maps and never touches is seen by the second.
- */
+ * leak.c: leaks of a create that fails at any allocation, and of a thousand that succeed.
+ * Allocations from services, the heap and the address space of the process, and the device's memory
+ * are counted; the address space shows memory that a backend maps and never touches. */
 #include "host/check/check.h"
 
 #include <stdlib.h>
@@ -26,7 +25,7 @@ static bool is_exhausted(attn_status status)
     return status == ATTN_OUT_OF_HOST_MEMORY || status == ATTN_OUT_OF_DEVICE_MEMORY;
 }
 
-/* A failed call: the right status and words, an output that was not set, nothing left. */
+/* A failed call: the right status and message, no output set, nothing left. */
 static void judge_failure(struct check_run *run, const struct service_counter *counter,
                           attn_status status, const void *output, const char *what)
 {
@@ -110,7 +109,7 @@ static void refuse_problems(struct rig *rig, struct service_counter *counter)
     *group = kept_group;
 }
 
-/* The host lets no such ids through, so a backend may take them; if it does not, nothing stays. */
+/* The host refuses such ids, so a backend may accept them; if it refuses, nothing may be left. */
 static void create_with_ids(struct rig *rig, struct service_counter *counter, const char *what)
 {
     attn_instance *instance = UNTOUCHED;

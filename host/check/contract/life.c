@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * life.c: the group LIFE: what may be called when, and what is left afterwards;
- * check/contract/leak.c has what counts memory.
- */
+ * life.c: the group LIFE: the order of calls, and the state that they leave; check/contract/leak.c
+ * counts memory. */
 #include "host/check/check.h"
 
 #include <stdlib.h>
@@ -73,8 +72,8 @@ static void run_describe_beyond(struct check_run *run)
 
 /* ---- init and fini --------------------------------------------------------------------------- */
 
-/* No instance is alive: the plugin may be finished and begin again. Its services are kept, since it
- * goes on using them until the host's fini. */
+/* No instance exists, so fini and init may run again. The services stay, since the plugin uses them
+ * until the host's fini. */
 static attn_status restart(struct check_run *run, const attn_plugin *table,
                            struct process_resources *between)
 {

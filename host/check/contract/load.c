@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * load.c: group LOAD, the file. Most is read from it; what its constructors do is seen by a
- * process that opens it and nothing else (load_watch.c).
- */
+ * load.c: group LOAD, the file. Most is read from it; a process that only opens it shows the
+ * effects of its constructors (load_watch.c). */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
@@ -87,8 +86,8 @@ static bool is_of_sanitizer(const char *name)
     return false;
 }
 
-/* In this process the symbol was found, or the file would not be open; in another one that does not
- * happen to have the same libraries it would not be. */
+/* This process found the symbol, or the file would not be open; another one without the same
+ * libraries would not find it. */
 static void run_closure(struct check_run *run)
 {
     struct elf_file elf;

@@ -31,7 +31,7 @@ enum { REPORT_FD = 3, OPENED = 0, NOT_OPENED = 1 };
 
 /* ---- The process that opens the file --------------------------------------------------------- */
 
-/* What a process can be seen to have. */
+/* Visible state of a process. */
 struct view {
     struct process_resources resources;
     bool driver; /* a CUDA driver is mapped */
@@ -57,7 +57,7 @@ static void look(struct view *view)
     process_state_take(&view->state);
 }
 
-/* What is not as it was; nothing if all is. */
+/* Describe the changes; "" = none. */
 static void print_changes(const struct view *before, const struct view *now)
 {
     char changes[PROCESS_STATE_KINDS][256];
@@ -74,8 +74,8 @@ static void print_changes(const struct view *before, const struct view *now)
             dprintf(REPORT_FD, "changed the process: %s", changes[kind]);
 }
 
-/* What these do is not the file's doing. One that lies where only the file finds it is left to it.
- */
+/* The effects of these libraries are not the file's. A library that only the file can find is
+ * opened by the file. */
 static void open_needed(const char *path)
 {
     struct elf_file elf;

@@ -124,7 +124,7 @@ static void run_again(struct check_run *run)
 
 /* ---- Extensions ------------------------------------------------------------------------------ */
 
-/* What is asked: a plugin or an instance. */
+/* The one that is asked: a plugin or an instance. */
 struct asked {
     const attn_plugin *plugin;
     const attn_backend_ops *ops;
@@ -158,7 +158,7 @@ static void check_around(struct check_run *run, const struct asked *asked, const
     CHECK_THAT(run, !ask_extension(asked, id), "id '%s' is answered as if it were '%s'", id, known);
 }
 
-/* Whatever in the file looks like an id may be one that it knows. */
+/* Each text in the file that looks like an id may be one that it knows. */
 static void check_ids_of_file(struct check_run *run, const struct asked *asked, const char *bytes,
                               size_t size)
 {
@@ -265,7 +265,8 @@ static void check_untold(const struct telling *telling, int32_t layer_id, attn_s
     refusal_is(telling->run, status, accepted, what);
 }
 
-/* One metadata's batches, then one more for `other`, after which the first still tells its own. */
+/* The batches of one metadata, then one batch for `other`, after which the first still reports its
+ * own. */
 static void check_batches(struct telling *telling, attn_metadata *metadata, attn_metadata *other)
 {
     struct rig *rig = telling->rig;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * options.c: the group CONF: options at the ends of what they declare and between them, one by one
- * and in pairs; and that the host refuses what lies outside.
- */
+ * options.c: the group CONF: options at the ends of their ranges and between them, one by one and
+ * in pairs; and the host's refusal of values outside. */
 #include "host/check/check.h"
 
 #include <math.h>
@@ -19,8 +18,8 @@ enum { MAX_PAIRS = 60 };
 
 /* ---- CONF-06 --------------------------------------------------------------------------------- */
 
-/* No plain problem is accepted with these options: it has to be they that are refused, by a reason:
- * an error would say that they are none, and the declarations say that they are. */
+/* No plain problem is accepted with these options. Then a reason must refuse the option: an error
+ * would mean that the value is invalid, but it is declared as valid. */
 static void judge_refusal(struct check_run *run, const struct check_subject *with, const char *what)
 {
     struct rig_question question;
@@ -55,7 +54,7 @@ static void judge_settings(struct check_run *run, const struct setting *settings
         rig_close(&rig);
         if (inner.code == CHECK_FAIL)
             check_fail(run, "%s: %s", what, inner.text);
-        /* Else it works, or what it takes is not on this machine. */
+        /* Otherwise it works, or this machine lacks something that it needs. */
     } else if (inner.code == CHECK_SKIP)
         judge_refusal(run, &with, what);
     else

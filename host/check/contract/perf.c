@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perf.c: the group PERF: times that are worth a word. Nothing here fails.
- */
+ * perf.c: the group PERF: times that deserve a warning. Nothing here fails. */
 #include "host/check/check.h"
 
 #include <stdlib.h>
@@ -9,8 +8,8 @@
 #include "host/check/cases/rig.h"
 #include "host/base/clock.h"
 
-/* Microseconds. What is measured is a few sequences of a few tokens, so that the call itself shows
- * and not the work: a step of an engine has one plan and a forward for each layer. */
+/* Microseconds. The batch has a few sequences of a few tokens, so that the overhead of the call
+ * dominates: a step of an engine has one plan, and a forward for each layer. */
 enum { SAMPLES = 51, MAX_PLAN_US = 1000, MAX_FORWARD_US = 1000 };
 
 static int compare_times(const void *a, const void *b)

@@ -233,7 +233,7 @@ static const attn_layouts *conversions(const struct check_subject *subject)
     return layout_converter_layouts(subject->node->type->plugin);
 }
 
-/* False: there is nothing to check, which was said. */
+/* False: there is nothing to check, and the case was skipped. */
 static bool has_layout(struct check_run *run, uint32_t index)
 {
     const char *layout = layout_converter_layout(own_type(run->subject), index);
@@ -254,7 +254,7 @@ static void run_extension(struct check_run *run)
                    ATTN_EXTENSION_LAYOUTS, layout);
 }
 
-/* A subject that is asked in kv.nhd/1 and works in one of its own layouts. */
+/* A subject that is called in kv.nhd/1 and works in one of its own layouts. */
 struct view {
     struct layout_converter converter, *before;
     struct check_subject subject;

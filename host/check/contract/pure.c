@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pure.c: the group PURE as far as it can be seen on any device: what a forward writes, what
- * a batch is read for, and on the processor what a forward calls.
- */
+ * pure.c: the part of the group PURE that any device can check: the writes of a forward, the time
+ * of reads from a batch and, on the processor, the calls of a forward. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* dladdr, RTLD_DEFAULT */
 #endif
@@ -47,8 +46,7 @@ static const char *object_of(const void *address)
 static attn_status watched_forward(struct rig *rig, attn_metadata *metadata, int batch, int layer,
                                    struct watch_report *report)
 {
-    bool converted =
-        rig->run->subject->converter != NULL; /* whose copies are no business of ours */
+    bool converted = rig->run->subject->converter != NULL; /* whose copies are not checked */
     if (converted)
         layout_converter_watch(find_begin(), find_end(), report);
     else

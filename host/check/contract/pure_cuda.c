@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pure_cuda.c: the group PURE on CUDA devices, and what LIFE-09 and ERR-04 ask of a plugin:
- * which calls of the driver a backend makes, on which streams, what it waits for, and what it says
- * when they fail.
- */
+ * pure_cuda.c: the group PURE on CUDA devices, and what LIFE-09 and ERR-04 ask of a plugin: a
+ * backend's calls of the driver, their streams, its waits, and its errors when they fail. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -186,7 +184,7 @@ static const char *stream_name(const void *stream)
     return stream == SPY_PER_THREAD_STREAM ? "the thread's default stream" : "another stream";
 }
 
-/* Take one call; what is wrong with it, or NULL. */
+/* Process one call; returns its fault, or NULL. */
 static const char *take(struct ordering *o, const struct spy_record *record)
 {
     if (record->kind != SPY_ENQUEUE && record->kind != SPY_RECORD && record->kind != SPY_WAIT)
@@ -254,7 +252,7 @@ static cuda_context context_begin(struct watch *w)
     return current;
 }
 
-/* Is the context what it was, and the stack of contexts as deep? */
+/* Is the context unchanged, and the depth of the stack of contexts? */
 static bool context_end(struct watch *w, cuda_context before, const char *slot)
 {
     struct cuda *cuda = cuda_of(w->g.c->device);
@@ -503,7 +501,8 @@ static void run_staging(struct check_run *run)
 
 /* ---- ERR-04: a lost device ------------------------------------------------------------------- */
 
-/* What every later call gives, too, until the context is gone; and what is no loss. */
+/* The results that every later call returns, too, until the context is destroyed; and one that is
+ * no loss. */
 static const struct {
     int32_t result;
     bool lost;

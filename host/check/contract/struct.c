@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * struct.c: the group STRUCT: every struct that crosses, passed smaller (without what may be absent) or exactly
- * as it is, with a page after it that must not be touched, and larger, with poison at its end. The
- * whole use of a backend gives the same each time.
- */
+ * struct.c: the group STRUCT: every struct of the ABI, passed smaller (without members that may be
+ * absent) or at its exact size, with a page after it that must not be touched, and larger, with
+ * poison at its end. The whole use of a backend gives the same each time. */
 #include "host/check/contract/contract.h"
 
 #include <stdio.h>
@@ -89,7 +88,7 @@ static bool swap_batch(struct rig *rig, struct sized *sized, size_t to)
     return good;
 }
 
-/* What comes after the last form that is filled in may be absent. */
+/* Members after the last form that is filled in may be absent. */
 static bool swap_kv_groups(struct rig *rig, struct sized *sized, size_t to)
 {
     bool good = true;
@@ -158,7 +157,7 @@ static void judge_verdict(struct rig *rig, struct rig_session *session, struct s
                "attn_verdict of %zu bytes: graph_level or traits differ", to);
 }
 
-/* Ask what has to be refused for several reasons. */
+/* Query a problem that must be refused for several reasons. */
 static attn_status ask_wrong(struct rig *rig, attn_reason *reasons, uint32_t capacity,
                              attn_verdict *verdict)
 {

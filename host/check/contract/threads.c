@@ -18,7 +18,7 @@ enum { NUM_THREADS = 8, ROUNDS = 50 };
 
 /* ---- Questions ------------------------------------------------------------------------------- */
 
-/* What is asked at once: as accepted, and with defects. */
+/* The concurrent questions: accepted problems, and the same with defects. */
 enum { NUM_QUESTIONS = 4 };
 
 struct question {
@@ -156,7 +156,7 @@ static void run_describe(struct check_run *run)
 
 /* ---- Two instances --------------------------------------------------------------------------- */
 
-/* A thread with its own instance; what it finds is put together by the main thread. */
+/* A thread with its own instance; the main thread combines the findings. */
 struct lane {
     struct check_run run;
     struct rig rig;

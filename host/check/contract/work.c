@@ -79,7 +79,7 @@ static void check_alignments(struct rig *rig, struct rig_session *session)
 
 /* ---- Bounds ---------------------------------------------------------------------------------- */
 
-/* What a batch is beyond, and how that may be called. */
+/* The bound that a batch exceeds, and its names in messages. */
 struct excess {
     const char *name;
     uint32_t field;

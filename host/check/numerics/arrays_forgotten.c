@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arrays_forgotten.c: what a batch was planned from, in every mode, type of layer, kind of mask and
- * form. All of its arrays are on the host. When the batch is planned they hold other bytes, and so
- * do the structs, as in every case (case_forget_plan()): a forward that reads them is wrong.
- */
+ * arrays_forgotten.c: the host data of a batch, in every mode, type of layer, kind of mask and
+ * form. All of its arrays are on the host. After planning, they and the structs are overwritten, as
+ * in every case (case_forget_plan()), so a forward that reads them is wrong. */
 #include "host/check/cases/kind.h"
 
 SPEC_CHANGE(keep_on_host, spec->host = HOST_ALL)

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention.c: attention as it is meant, against the oracle: groups MEAN, KV and the pass rule.
+ * attention.c: the meaning of attention, against the oracle: groups MEAN, KV and the pass rule.
  *
- * A check proves one rule on cases that are plain but for what the rule is about: a product of
- * values of a few axes of the grid. INVAR-01.grid then has all pairs of everything, and
- * INVAR-01.random anything.
- */
+ * A check proves one rule on cases that are plain except for the subject of the rule: a product of
+ * values of a few axes of the grid. INVAR-01.grid covers all pairs of values, INVAR-01.random
+ * random problems. */
 #include "host/check/cases/kind.h"
 #include "host/check/numerics/partials.h"
 
@@ -100,7 +99,7 @@ static int32_t count_grid(const struct check_subject *subject)
     return count > 0 ? count : 1;
 }
 
-/* A failure says which rules it may be about. */
+/* A failure lists the rules that the case exercises. */
 static void run_point(struct check_run *run, const struct grid *grid,
                       const struct grid_point *point)
 {

@@ -18,7 +18,7 @@
 
 enum { AXES_EACH = 700 /* values that are asked for one by one */ };
 
-/* `most_run`: beyond it a case would be larger than what it shows is worth. */
+/* `most_run`: larger cases would cost more than they show. */
 struct axis {
     const char *name;
     int32_t most_run;
@@ -108,7 +108,7 @@ struct line {
     bool is_small;
 };
 
-/* Elements of a page, of a query, of a state: more would be larger than what it shows is worth. */
+/* Elements of a page, of a query, of a state: more would cost more than they show. */
 enum { CORNERS = 40, MOST_AXES = 16, MOST_ELEMENTS = 1 << 18 };
 
 static bool is_small(const struct kind_case *k)
@@ -178,7 +178,7 @@ static attn_status create(const struct kind_case *k)
     return status;
 }
 
-/* What is at a border but too large to be run here can at least be created. */
+/* A border value that is too large to run here can at least be created. */
 static void run_at(const struct line *line, int32_t value)
 {
     const struct axis *axis = line->axis;
@@ -205,7 +205,7 @@ static void run_at(const struct line *line, int32_t value)
         kind_run(&at);
 }
 
-/* What is beyond a border is refused by create. */
+/* create refuses values beyond a border. */
 static void refuse_at(const struct line *line, int64_t value)
 {
     struct check_run *run = line->k.run;
@@ -357,8 +357,8 @@ static void shuffle(struct draw *draw, int32_t count, int32_t order[MOST_AXES])
     }
 }
 
-/* An end of what is accepted, mostly the far one, as far as it can be run; below 0 = there is none,
- * or the axis is left as it is. */
+/* An end of the accepted range, mostly the far one, as far as it can be run; below 0 = there is
+ * none, or the axis stays as it is. */
 static int32_t draw_end(struct draw *draw, const struct line *line)
 {
     if (draw_one_in(draw, 4))

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dtypes.c: dtypes of operands that have nothing to do with each other. The grid has them as models
- * do; here each operand of a layer has each dtype, by itself, and whatever query accepts of that is
- * computed right: as wide as another's and unlike it, wider, narrower.
- */
+ * dtypes.c: independent dtypes of operands. The grid combines them as models do; here each operand
+ * of a layer has each dtype by itself, and every combination that query accepts is computed right:
+ * of equal width, wider, narrower. */
 #include "host/check/cases/kind.h"
 
 #include "host/base/dtype.h"

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * far_tables.c: tables of a batch that are larger than 32 bits count. A backend in front of the one
- * that is checked copies them elsewhere: rows of req_to_token, block_table and token_pos, entries of
- * kv_indices and bytes of a mask lie so far apart, or so far from the beginning, that no 32 bits
- * count what lies between, in bytes or, where the ABI's own numbers allow it, in entries.
+ * far_tables.c: tables of a batch whose extent exceeds 32 bits. A backend in front of the one under
+ * test moves them: rows of req_to_token, block_table and token_pos, entries of kv_indices and bytes
+ * of a mask lie so far apart, or so far from the beginning, that no 32 bits count what lies
+ * between, in bytes or, where the ABI's own numbers allow it, in entries.
  *
- * As restrided.h does it for operands: the case and its judgement know nothing of it.
- */
+ * As in restrided.h for operands, the case and its judge do not notice. */
 #include "host/check/cases/far_memory.h"
 #include "host/check/cases/front.h"
 #include "host/check/cases/kind.h"
@@ -126,7 +125,7 @@ static const int32_t *ints_of(struct moving *m, const attn_i32_array *array, int
     return array->host ? array->host : fetch(m, array->device, (size_t)count * sizeof *array->host);
 }
 
-/* Entries of kv_indices at the end of what kv_indptr can say. */
+/* Entries of kv_indices at the end of the range of kv_indptr. */
 static void move_csr(struct moving *m, attn_kv_batch *kv, int32_t num_seqs)
 {
     const size_t bytes = ((size_t)num_seqs + 1) * sizeof(int32_t);

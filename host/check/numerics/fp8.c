@@ -23,9 +23,9 @@ static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_me
 
 /* ---- Rows of codes --------------------------------------------------------------------------- */
 
-/* What a row of codes is for. One that is no finite number would make all of a row that it is a key
- * of, or of a latent, no number: values alone have those, and only where a sequence has one query,
- * since of several one may be changed by what another one sees (KV-06). */
+/* The use of a row of codes. A code that is not finite would make the whole row of a key or latent
+ * NaN, so only values have such codes, and only if a sequence has one query: with several queries,
+ * one may be changed by keys that another one sees (KV-06). */
 enum coded { CODED_KEYS, CODED_VALUES, CODED_ANY_VALUES, CODED_KINDS };
 
 /* A case that is being filled: which code is the next of each kind; which there are of keys, and of
@@ -152,7 +152,7 @@ static bool has_all(const struct coding *coding)
     return true;
 }
 
-/* There is nothing to point at, and nothing to tell apart. */
+/* The case has no needles, as all keys are equal. */
 static void code_case(struct coding *coding, char *row)
 {
     struct forward_case *c = coding->c;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * hints.c: batches that say which sequences have their first keys in common: runs of several
- * lengths, with sequences before, between and after them that share nothing. Sequences of a run do
- * have the same slots. A result is what it is without the hint, and that of cross attention in the
- * same batch, too: what sequences share are their own keys, not those of their encoders. Without a
- * hint: sequences that read what others of the batch write.
- */
+ * hints.c: batches with hints of shared prefixes: runs of several lengths, with sequences before,
+ * between and after them that share nothing. Sequences of a run have the same slots. Results are as
+ * without the hint, also those of cross attention in the same batch: sequences share their own
+ * keys, not those of their encoders. Without a hint: sequences that read what others of the batch
+ * write. */
 #include "host/check/cases/chain.h"
 #include "host/check/cases/kind.h"
 

@@ -53,7 +53,8 @@ static void judge_agreement(struct kind_case *k)
     with_pair(k, mla_pair_compare);
 }
 
-/* What is in the cache but the last tokens, which are new; or one of them, which is decoded. */
+/* All tokens are in the cache except for the last ones, which are new; or for one, which is
+ * decoded. */
 static struct case_spec reader_of(const struct case_spec *whole, bool decode)
 {
     struct case_spec spec = *whole;

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * padding.c: what stands for nothing: sequences and rows of padding in every mode, in memory that
- * held NaN before; page 0, whatever it holds.
+ * padding.c: padding: sequences and rows of padding in every mode, in memory that held NaN before;
+ * and page 0 with any contents.
  *
- * Where page 0 has no keys, its contents change no row; where no sequence is padding either, nothing
- * may be read there for its value: it holds NaN. What padding reads there is finite. In other cases
- * page 0 has keys like any other, and some new keys, and all rows of padding, have no slot: a backend
- * that writes those to page 0 fails.
- */
+ * Where page 0 has no keys, its contents change no row; if no sequence is padding, either, its
+ * contents must not matter: it holds NaN. Padding reads finite values there. In other cases page 0
+ * has keys like any other, and some new keys, and all rows of padding, have no slot: a backend that
+ * writes those to page 0 fails. */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/numerics.h"
 #include "host/check/cases/sequel_draw.h"
@@ -18,7 +17,7 @@
 
 enum { MODES = MODE_DRAFT + 1, FINITE = 0x42 /* as every byte, a number of every type */ };
 
-/* What a case is about. */
+/* The subject of a case. */
 enum matter { PADDING, PAGE_0_UNREAD, PAGE_0_HAS_KEYS };
 
 static void fill_page_0(struct forward_case *c, int byte)
@@ -35,7 +34,8 @@ static void fill_page_0(struct forward_case *c, int byte)
     }
 }
 
-/* A padding sequence that reads page 0 must find numbers; so must rows of no sequence. */
+/* A padding sequence that reads page 0 must find finite numbers; so must rows that belong to no
+ * sequence. */
 static void judge(struct check_run *run, const struct case_spec *spec, const attn_options *options)
 {
     struct forward_case *c = numerics_case(run, spec, NULL);
@@ -46,8 +46,8 @@ static void judge(struct check_run *run, const struct case_spec *spec, const att
     forward_case_destroy(c);
 }
 
-/* Up to so many sequences and rows of padding, if query accepts them. A MIXED batch has no rows of
- * no sequence: nothing says to which of its halves they would belong. */
+/* Up to so many sequences and rows of padding, if query accepts them. A MIXED batch has no rows
+ * outside of sequences, as they would belong to neither of its halves. */
 static void pad(struct case_spec *spec, const struct grid *grid, const attn_options *options,
                 int32_t index)
 {

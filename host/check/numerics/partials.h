@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * partials.h: a case in parts of its keys, whose results merge to that of the whole.
- */
+ * partials.h: a case in parts of its keys, whose results merge to the result of the whole. */
 #ifndef HOST_CHECK_NUMERICS_PARTIALS_H
 #define HOST_CHECK_NUMERICS_PARTIALS_H
 

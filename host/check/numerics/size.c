@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * size.c: what is large: many sequences and heads, long sequences and items, pools of many pages
- * and of many bytes, sinks far from all scores, rows after the last sequence.
+ * size.c: large cases: many sequences and heads, long sequences and items, pools of many pages and
+ * of many bytes, sinks far from all scores, rows after the last sequence.
  *
  * Faults of size (an index of 16 bits, a table of 256, an offset of 32 bits) do not show in cases
  * of ordinary size. These cases are large in one thing and small in all others: few heads, the
- * smallest dimensions that are accepted, few queries where there are many keys.
- */
+ * smallest dimensions that are accepted, few queries where there are many keys. */
 #include "host/check/cases/kind.h"
 
 enum { MANY_SEQUENCES = 300, PADDED_TO = 330 };
@@ -99,7 +98,7 @@ static void make_uneven(struct case_spec *spec, int32_t variant)
     case_set_lengths(spec, lengths[variant]);
 }
 
-/* Sequences of which nothing is cached, alone: whatever the cache says is about new keys. */
+/* Only sequences without cached keys, so that the cache concerns new keys alone. */
 SPEC_CHANGE(make_new_sequences, case_set_lengths(spec, "0+5 0+1 0+70 0+1"))
 
 #define NEW_KEYS OF(SOURCE, SAVED, UNSAVED)

@@ -57,7 +57,7 @@ static void make_long(struct case_spec *spec, int32_t index)
     spec->linear.sparse = spec->linear.snapshots ? 257 : 0;
 }
 
-/* What a backend for GPUs may compute by chunks on tensor cores and by segments of chunks: bf16,
+/* Cases that a GPU backend may compute by chunks on tensor cores, and by segments of chunks: bf16,
  * heads of 64 to 128, five chunks of 64 and many more; three in four without a convolution. Decays
  * are weak, so that far chunks count, or steep. */
 static void make_chunked(struct case_spec *spec, int32_t index)

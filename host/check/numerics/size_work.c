@@ -80,7 +80,7 @@ static int32_t find_number(const struct check_subject *subject, int32_t n, struc
     return count;
 }
 
-/* A composite cuts nothing itself: the last shape is its children's. */
+/* A composite splits no work itself: the last shape is for its children. */
 CHECK_COUNT(shapes, subject->type->flags &ATTN_BACKEND_COMPOSITE ? MANY_HEADS : SHAPES)
 
 static int32_t count_settings(const struct check_subject *subject, int32_t points)

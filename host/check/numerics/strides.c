@@ -73,7 +73,7 @@ static void move_far(struct kind_case *k, struct restrided *restrided)
         kind_report(k, verdict.status, text);
 }
 
-/* As much of this as query accepts: every optional operand, and dimensions that differ. */
+/* As far as query accepts: every optional operand, and dimensions that differ. */
 static void enrich(const struct grid *grid, const attn_options *options, struct case_spec *spec)
 {
     enum { LSE, SINKS, SLOPES, VALUES, CHANGES };

@@ -24,7 +24,7 @@ static bool begin(struct kind_case *base)
     return base->session && kind_judge(base);
 }
 
-/* What a forward has left for a query of a sequence. */
+/* The result of a forward for a query of a sequence. */
 struct query_result {
     const struct forward_case *c;
     int32_t s, t;
@@ -158,8 +158,8 @@ static bool cut(struct case_spec *spec, const struct kind_case *base, int32_t n)
         .judge = judge_variants, .vary = vary_by, .traits = trait, .lengths = of                   \
     }
 #define FOUR "17+3 0+20 64+1 33+8"
-/* Keys of three splits, as the sum of two is the same in either order: into how many parts a
- * sequence is cut goes by its share of the batch's work, so all are about as long. */
+/* Keys of three splits, as the sum of two is the same in either order. The number of a sequence's
+ * parts depends on its share of the batch's work, so all sequences are about as long. */
 #define EIGHT "1100+1 1026+3 1400+1 1030+2 1200+1 1140+3 1060+1 1320+1"
 /* Likewise of a GPU's blocks, which take far more latents before they divide a sequence that is alone. */
 #define LONG "6300+1 6226+3 6400+1"

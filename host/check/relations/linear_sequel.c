@@ -48,7 +48,7 @@ static bool draw(const struct check_run *run, uint32_t family, uint64_t seed,
     return false;
 }
 
-/* What a call has of its own. */
+/* The varying part of a call. */
 static void take_call(struct case_spec *spec, const struct case_spec *from)
 {
     struct linear_spec *linear = &spec->linear;

@@ -94,7 +94,7 @@ static attn_status run_in_order(const struct order_runner *runner, int64_t num_t
 
 /* ---- One amid another ------------------------------------------------------------------------ */
 
-/* What the handler of a signal finds; there is one such job at a time. */
+/* State for the signal handler; there is one such job at a time. */
 static struct amid {
     char *begin[REGIONS], *end[REGIONS]; /* whole pages around the scratch */
     uintptr_t page;                      /* bytes */
@@ -169,7 +169,7 @@ static void wait_for_others(void)
         ;
 }
 
-/* A task touches its scratch. Any other fault is left to whom it was meant for: it comes again. */
+/* A task has touched its scratch. Any other fault is raised again for its own handler. */
 static void on_touch(int number, siginfo_t *info, void *context)
 {
     char *at = info->si_addr;

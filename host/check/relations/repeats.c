@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * repeats.c: the same batch again: in another instance, beside another layer group, with other threads, in every order
- * of tasks that order_runner.h has. Where the backend declares DETERMINISTIC it leaves the bits that it left at first;
- * else it is judged again.
- */
+ * repeats.c: the same batch again: in another instance, beside another layer group, with other
+ * threads, in every order of tasks that order_runner.h has. If the backend declares DETERMINISTIC,
+ * the results have the same bits as the first time; else they are judged again. */
 #include "host/check/cases/kind.h"
 #include "host/check/cases/other_host.h"
 #include "host/check/relations/order_runner.h"
@@ -25,7 +24,7 @@ static bool move(struct kind_case *k, const struct check_subject *subject,
     return k->session;
 }
 
-/* What the first call, judged, of a backend that declares these traits has left. NULL: reported. */
+/* The judged result of the first call of a backend that declares these traits. NULL: reported. */
 static void *begin(struct kind_case *k, uint32_t traits)
 {
     bool good = kind_make(k) && (!traits || kind_declares(k, traits)) &&
@@ -235,7 +234,7 @@ static const struct relation again = {.judge = judge_again}, beside = {.judge = 
 
 /* ---- Table ----------------------------------------------------------------------------------- */
 
-/* No state is dropped and nothing is padding: what slot 0 holds is up to the order. */
+/* No state is dropped and there is no padding: the contents of slot 0 would depend on the order. */
 static void change_order(struct case_spec *spec, int32_t index)
 {
     linear_set_many(spec, index);

@@ -5,14 +5,12 @@
  *   sequel        two instances whose problems have nothing to do with each other, called in turns;
  *                 each call of an instance is unlike the one before: mode, mask, lengths, scales,
  *                 sources
- *   contents      the same call again at the same addresses, with the same counts: only what stands
- *                 there is another
+ *   contents      the same call again at the same addresses, with the same counts but other contents
  *   other_bounds  metadata for other bounds is made, used and destroyed between plan and forward
  *   layers        layers of one group with operands and scales of their own, and groups with KV
  *                 groups of their own, in one batch
  *
- * Each call is judged as if it were alone.
- */
+ * Each call is judged as if it were alone. */
 #include "host/check/cases/chain.h"
 #include "host/check/cases/draw.h"
 #include "host/check/cases/sequel_draw.h"
@@ -78,7 +76,7 @@ static void run_chains(struct check_run *run, const struct grid *grid, bool late
 
 /* ---- Two dtypes in turn ---------------------------------------------------------------------- */
 
-/* What may be fp8 of a layer: each in both of its types, alone and with others. */
+/* Operands of a layer that may be fp8: each in both types, alone and with others. */
 static const struct fp8_types {
     attn_dtype q, new_kv, kv, out; /* NONE = the base's; of new k, v: q's */
 } fp8_types[] = {

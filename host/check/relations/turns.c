@@ -2,9 +2,8 @@
  *
  * turns.c: layers with different parameters in one batch, and batches with any parameters in
  * sequence through one metadata, with one to eight threads. INVAR-01.numbers has one layer and one
- * call; what groups share, as the largest of each, and what a batch leaves to the next one show
- * here.
- */
+ * call; these checks show faults in data that groups share, such as maxima, and in state that a
+ * batch leaves for the next one. */
 #include "host/check/cases/numbers.h"
 #include "host/check/cases/chain.h"
 #include "host/check/cases/other_host.h"

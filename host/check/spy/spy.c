@@ -3,10 +3,9 @@
  * spy.c: puts the spy before the CUDA driver.
  *
  * The loader gives every caller that opens "libcuda.so.1" the first object of that SONAME in the
- * process. So the spy is opened before the driver, and opens the driver by its path. Which path
- * that is only the loader can tell, and it tells it of an object that is open: a child process
- * opens the driver and looks.
- */
+ * process. So the spy is opened before the driver, and opens the driver by its path. Only the
+ * loader knows that path, and only of an open object: a child process opens the driver and reads
+ * it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* secure_getenv, dlinfo */
 #endif

@@ -15,9 +15,8 @@
  * is that of the environment's ATTNHOST_LIBCUDA, as the host's is, or else this machine's. `file`
  * is the spy, an absolute path; NULL is the one that came with the program.
  *
- * To be called before anything opens the driver: the first object of a name is the one that
- * everybody gets. DEPENDENCY_MISSING without a driver or a spy, BAD_STATE if the driver is open
- * already. */
+ * To be called before anything opens the driver: every later caller gets the first object of a
+ * name. DEPENDENCY_MISSING without a driver or a spy, BAD_STATE if the driver is open already. */
 attn_status spy_install(const char *file, attn_error *error);
 
 /* The spy, if it is what libcuda.so.1 is in this process. If not, `why` says so. */

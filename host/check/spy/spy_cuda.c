@@ -2,10 +2,9 @@
  *
  * spy_cuda.c: an object with the name and the entry points of the CUDA driver.
  *
- * Every entry point is an indirect function: who looks it up is given the spy's version if the call
- * is one to be noted, the real driver's address if it is not, and NULL if the real driver has none.
- * So no caller sees another driver than the real one. cuGetProcAddress() hands out the same.
- */
+ * Every entry point is an indirect function: a lookup returns the spy's version if the call is
+ * recorded, the real driver's address if it is not, and NULL if the real driver lacks it. So no
+ * caller sees another driver than the real one. cuGetProcAddress() returns the same. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* RTLD_NODELETE */
 #endif
@@ -59,7 +58,7 @@ static struct {
     struct spy_record records[SPY_MAX_RECORDS];
 } notes = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Who asks again and again whether work is done is noted once. */
+/* Repeated queries whether work is done are recorded once. */
 static bool is_repeated(const struct spy_record *record)
 {
     if (record->kind != SPY_ASK || notes.count == 0 || notes.count > SPY_MAX_RECORDS)
@@ -200,7 +199,7 @@ static cuda_result spied_cuGetProcAddress_v2(const char *name, void **address, i
 
 /* ---- Entry points ---------------------------------------------------------------------------- */
 
-/* Their types do not matter to those who look them up. */
+/* Their types do not matter for lookups. */
 #define ENTRY_POINT(symbol, found)                                                                 \
     __attribute__((used)) static any_function resolve_##symbol(void)                               \
     {                                                                                              \

@@ -2,26 +2,25 @@
  *
  * spy_cuda.h: records calls of the CUDA driver.
  *
- * The spy is a separate object with the driver's name: a process that has opened it first gives
- * it to everybody who opens "libcuda.so.1" afterwards. It has the driver's entry points, passes
- * each call on to the real driver, and records the relevant ones while watching is on. A test can
- * make chosen calls fail. The spy has no entry point that the real driver lacks.
+ * The spy is a separate object with the driver's name: once a process has opened it, every later
+ * open of "libcuda.so.1" returns it. It has the driver's entry points, passes each call on to the
+ * real driver, and records the relevant ones while watching is on. A test can make chosen calls
+ * fail. The spy has no entry point that the real driver lacks.
  *
  *   spy.h           puts the spy before the driver, and finds it
  *   spy_cuda.c      the object
- *   spy_cuda_calls.h, spy_cuda_names.h   which calls are noted, which are passed on alone
- */
+ *   spy_cuda_calls.h, spy_cuda_names.h   which calls are noted, which are passed on alone */
 #ifndef HOST_CHECK_SPY_SPY_CUDA_H
 #define HOST_CHECK_SPY_SPY_CUDA_H
 
 #include <stdint.h>
 
-/* What a call is. */
+/* Kind of a call. */
 enum spy_kind {
     SPY_ALLOCATE, /* memory of any sort, from a pool too */
     SPY_FREE,
     SPY_SYNCHRONIZE, /* waits for work */
-    SPY_ASK,         /* looks whether work is done; again and again is once */
+    SPY_ASK,         /* queries whether work is done; repeated queries count once */
     SPY_COPY,        /* a copy or fill that waits for work, and one that may wait */
     SPY_OBJECT,      /* streams, events, graphs: made or destroyed */
     SPY_MODULE,      /* code loaded or unloaded */

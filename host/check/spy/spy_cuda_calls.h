@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * spy_cuda_calls.h: the driver's calls that the spy notes.
+ * spy_cuda_calls.h: the driver's calls that the spy records.
  *
  *   X(symbol, since, per_thread, parameters, arguments, record)
  *
- * `symbol` is exported; cuGetProcAddress() calls it the same without suffixes, from the CUDA version `since` on
- * (cudaTypedefs.h). `record` initialises what a spy_record says besides the call and its result. A call that takes
- * NULL for a stream exists twice: the second one, for programs with a default stream for each thread, has a suffix;
- * the macros S and D make both.
+ * `symbol` is exported; cuGetProcAddress() calls it the same without suffixes, from the CUDA
+ * version `since` on (cudaTypedefs.h). `record` initialises what a spy_record says besides the call
+ * and its result. A call that takes NULL for a stream exists twice: the second one, for programs
+ * with a default stream for each thread, has a suffix; the macros S and D make both.
  *
- * To add a call: a line here; take its name out of spy_cuda_names.h.
- */
+ * To add a call: a line here; take its name out of spy_cuda_names.h. */
 #ifndef HOST_CHECK_SPY_SPY_CUDA_CALLS_H
 #define HOST_CHECK_SPY_SPY_CUDA_CALLS_H
 

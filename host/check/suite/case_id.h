@@ -23,10 +23,10 @@ void case_id_write(char id[CASE_ID_SIZE], const char *backend, const struct chec
 bool case_id_parse(const char *id, char backend[CASE_ID_SIZE], const struct check **check,
                    int32_t *index);
 
-/* Does the pattern mean this case? */
+/* Does the pattern match this case? */
 bool case_id_matches(const char *pattern, const char *id);
 
-/* Can it mean a case of this check, whose id without index is given? A no is sure. */
+/* Can it match a case of this check, whose id without index is given? False is certain. */
 bool case_id_may_match(const char *pattern, const char *check_id);
 
 /* The seed of a case: a function of these alone, equal on all machines. */

@@ -60,7 +60,7 @@ static void answer_open(struct check_child *child, cJSON *answer)
         cJSON_AddItemToArray(backends, cJSON_CreateString(child->subjects[s].type->name));
 }
 
-/* The subject that a question is about; NULL and the answer says why. */
+/* The subject of a question; NULL with the reason in the answer. */
 static struct child_subject *require_subject(struct check_child *child, const cJSON *question,
                                              const char *backend, cJSON *answer)
 {
@@ -72,7 +72,7 @@ static struct child_subject *require_subject(struct check_child *child, const cJ
     return NULL;
 }
 
-/* What the check of an id is about: the file, or a backend. NULL and the answer says why. */
+/* The subject of an id's check: the file, or a backend. NULL with the reason in the answer. */
 static const struct check_subject *require_view(struct check_child *child, const cJSON *question,
                                                 const struct check **check, int32_t *index,
                                                 cJSON *answer)
@@ -114,8 +114,8 @@ static void answer_subject(struct check_child *child, const cJSON *question, cJS
 
 /* ---- count ----------------------------------------------------------------------------------- */
 
-/* The fake driver runs host functions that its user defines. Which backends have theirs there, only
- * the user knows. */
+/* The fake driver runs host functions that its user defines. Only the user knows which backends
+ * have theirs there. */
 static bool fake_has_kernels(const char *backend)
 {
     const char *list = getenv("ATTNHOST_FAKE_KERNELS"), *item;
@@ -126,7 +126,7 @@ static bool fake_has_kernels(const char *backend)
     return false;
 }
 
-/* Why the check cannot be made on this subject; NULL = it can. */
+/* The reason why the check cannot run on this subject; NULL = it can. */
 static const char *misses(const struct check_subject *subject, const struct check *check)
 {
     if (check->needs & CHECK_NEEDS_CHILD && !(subject->type->flags & ATTN_BACKEND_COMPOSITE))
@@ -169,7 +169,7 @@ static void answer_count(struct check_child *child, const cJSON *question, cJSON
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
-/* What the device has to say of work that is still on its way belongs to this case. */
+/* Errors of work that is still running on the device belong to this case. */
 static bool settle(const struct device *device)
 {
     if (!device || device->type != ATTN_DEVICE_CUDA)
@@ -277,7 +277,7 @@ static void answer_any(struct check_child *child, const cJSON *question, cJSON *
         answer_quit(child, answer);
 }
 
-/* What the plugin printed is out before the answer is. */
+/* Flush the plugin's output before the answer. */
 cJSON *check_child_answer(struct check_child *child, const cJSON *question)
 {
     char changes[PROCESS_STATE_KINDS][256];
@@ -291,7 +291,7 @@ cJSON *check_child_answer(struct check_child *child, const cJSON *question)
     return answer;
 }
 
-/* What a plugin logs is a sign of life. */
+/* A plugin's log message is a sign of life. */
 static void take_log(void *ctx, uint32_t level, const char *message)
 {
     struct check_trail *trail = ctx;
@@ -306,7 +306,7 @@ struct check_child *check_child_create(const struct check_params *params, struct
                             .log_level = ATTN_LOG_WARNING,
                             .log = trail ? take_log : NULL,
                             .log_ctx = trail};
-    guard_let_be();          /* the suite compares what is around a question by itself */
+    guard_let_be();          /* the suite itself compares the process state around a question */
     spy_install(NULL, NULL); /* before anything opens the driver; without it checks are skipped */
     if (!child || attnhost_create(&host, &child->host, NULL)) {
         free(child);

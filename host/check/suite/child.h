@@ -8,12 +8,11 @@
  *   subject   backend, device                 the device that the backend is checked on
  *   count     id of a check                   count of its cases (-1: one without an index); skip
  *   run       id of a case, seed, without     code, text, ns; is the device lost
- *   matrix    backend                         what it can do, by matter
+ *   matrix    backend                         its capabilities, by property
  *   quit                                      the plugin was closed; processes it left
  *
- * Each answer also has what the plugin changed around it (process_state.h). All but open and quit name
- * the device, as the answer to `subject` reported it.
- */
+ * Each answer also lists changes of the process state (process_state.h). All but open and quit name
+ * the device, as the answer to `subject` reported it. */
 #ifndef HOST_CHECK_SUITE_CHILD_H
 #define HOST_CHECK_SUITE_CHILD_H
 
@@ -29,7 +28,7 @@ struct check_child;
 enum { CHILD_FD_ANSWERS = 3, CHILD_FD_QUESTIONS = 4, CHILD_FD_TRAIL = 5 };
 
 /* `params` (borrowed) are of the command line. `trail` (borrowed) takes notes; with NULL there is
- * no reader for them, and what plugins log goes to stderr. NULL when memory ran out. */
+ * no reader for them, and plugins log to stderr. NULL when memory ran out. */
 struct check_child *check_child_create(const struct check_params *params,
                                        struct check_trail *trail);
 void check_child_destroy(struct check_child *child);

@@ -26,7 +26,7 @@ static bool is_for(const char *option, const char *name, size_t length)
     return name_length(option) == length && strncmp(option, name, length) == 0;
 }
 
-/* Keys and values of one name, cut out of `copies`; *type is what NAME.type says. */
+/* Keys and values of one name, cut out of `copies`; *type is the value of NAME.type. */
 static bool collect(const struct check_child *child, const char *name, size_t length,
                     const char *base, char **copies, struct options_text *texts, size_t *count,
                     const char **type)
@@ -48,7 +48,7 @@ static bool collect(const struct check_child *child, const char *name, size_t le
     return true;
 }
 
-/* Define the name of this option, with all that is said of it. */
+/* Define the name of this option, with all its options. */
 static attn_status define_name(struct check_child *child, const char *option, const char *base,
                                const char *stand_in, attn_error *error)
 {
@@ -82,7 +82,7 @@ static bool is_first(const struct check_child *child, size_t index)
     return length > 0 && before == index;
 }
 
-/* Does the backend exist, and are its options good? Asked when all names are known. */
+/* Does the backend exist, and are its options good? Checked when all names are known. */
 static attn_status try_name(struct check_child *child, const char *option, attn_error *error)
 {
     struct compose_node *trial = NULL;

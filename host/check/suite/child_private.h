@@ -19,7 +19,7 @@ struct child_subject {
     struct compose_node *node;
     struct device *device, *cpu; /* `device` may be `cpu` */
     host_error missing;          /* why it is, if it was not wanted; "" */
-    bool made;                   /* `outcome` and `error` say how it went */
+    bool made;                   /* `outcome` and `error` are the result */
     enum check_outcome outcome;  /* CHECK_GOOD, or why there is no subject */
     host_error error;
     struct grid *grid;                 /* of the numerics, kept between cases */
@@ -48,7 +48,7 @@ enum check_outcome child_open(struct check_child *child, host_error *error);
 bool child_option_is_named(const char *option);
 
 /* Define all such names; `stand_in` is the type of children that the suite makes (NULL = none).
- * CONFIG_ERROR for what is no backend or has no such option. */
+ * CONFIG_ERROR for a name that is no backend, or lacks the option. */
 attn_status child_define_named(struct check_child *child, const char *stand_in, attn_error *error);
 
 /* The subject of this backend on this device ("cpu", "cuda:1"; "auto": one that it serves). NULL if

@@ -17,7 +17,7 @@
 
 enum { MAX_REASONS = 64 };
 
-/* What a status of the host means for a question. */
+/* The outcome of a question for a status of the host. */
 static enum check_outcome outcome_of(attn_status status)
 {
     switch (status) {
@@ -113,8 +113,8 @@ static bool somebody_declares(const struct check_child *child, const char *key, 
     return found;
 }
 
-/* The options that are for this backend; what no backend declares is for all, and refused with the
- * nearest key. Keys are cut off in `copies`. false when memory ran out. */
+/* The options for this backend. An option that no backend declares goes to all, and is refused with
+ * the nearest key. Keys are cut off in `copies`. false when memory ran out. */
 static bool choose_options(const struct check_child *child, const attn_backend_type *type,
                            char **copies, struct options_text *texts, size_t *count)
 {
@@ -219,8 +219,8 @@ static enum check_outcome define(struct check_child *child, struct child_subject
     return outcome_of(status);
 }
 
-/* Are the options that were given good? Where none were, some that are needed may be missing, which
- * is no mistake: that backend is not checked. */
+/* Are the options that were given good? Without any, required ones may be missing, which is no
+ * error: that backend is not checked. */
 static enum check_outcome try_options(const struct check_child *child,
                                       const struct child_subject *subject, host_error *error)
 {
@@ -314,7 +314,7 @@ static attn_status open_device(struct check_child *child, struct child_subject *
                          choose ? &subject->missing.base : error);
     if (status == ATTN_OK)
         subject->device = cuda;
-    process_state_take(&child->before); /* what the driver changes is not the plugin's doing */
+    process_state_take(&child->before); /* changes by the driver are not the plugin's */
     return choose ? ATTN_OK : status;
 }
 
@@ -333,7 +333,7 @@ static bool is_fake(const struct device *device)
 
 /* ---- Subjects -------------------------------------------------------------------------------- */
 
-/* Options that were given are good: what cannot be is for want of some. */
+/* The given options are good, so a failure means that some are missing. */
 static enum check_outcome resolve(struct check_child *child, struct child_subject *subject,
                                   const char *device)
 {

@@ -90,8 +90,8 @@ static enum check_code run_alone(struct fuzz *fuzz, const struct suite_case *wha
     return code;
 }
 
-/* Leave out one complication after the other, where it still fails in the same way. To wait for
- * what hangs again and again is not worth it. */
+/* Leave out one complication after the other as long as it fails in the same way. A case that hangs
+ * is not reduced, as each attempt would take the full limit. */
 static void shrink(struct fuzz *fuzz, struct suite_case *what, enum check_code code)
 {
     for (int bit = 0; bit < NUM_COMPLICATIONS && code != CHECK_TIMEOUT && !fuzz->suite.stopped;

@@ -17,7 +17,7 @@ const struct check *const *check_groups(void);
 /* One more table, of a program that links the suite and has checks of its own; before any other call here. */
 void check_groups_add(const struct check *group);
 
-/* The same tables, those first that find most in the least time: for --fail-fast. */
+/* The same tables, with those that find most in the least time first: for --fail-fast. */
 const struct check *const *check_groups_quick_first(void);
 
 /* The profile that every run of all cases is judged by; NULL = none. */
@@ -26,7 +26,7 @@ const char *check_groups_minimum(void);
 /* All of them, by rule, as a table in Markdown: that of docs/CONFORMANCE.md. */
 void write_checks(FILE *file);
 
-/* Checks without a run(): what the suite found out on the way. */
+/* Checks without a run(): observations of the suite during the run. */
 enum {
     CORE_OPENS,  /* LOAD-02 */
     CORE_DEVICE, /* CAPS-01 */

@@ -30,7 +30,7 @@
 enum {
     GRACE_MS = 1000,     /* between SIGTERM and SIGKILL */
     KILL_MS = 10000,     /* for SIGKILL to take effect */
-    MAX_OUTPUT = 1 << 16 /* bytes kept of what is printed during a question */
+    MAX_OUTPUT = 1 << 16 /* bytes kept of the output during a question */
 };
 
 /* ---- Processes that lost their parent -------------------------------------------------------- */
@@ -198,8 +198,8 @@ static bool await_end(const struct sandbox *sandbox, int milliseconds)
     return true;
 }
 
-/* The group is killed while its leader, though dead, still keeps its number. What the kernel does
- * not let go of, as a process within a driver may be, is not waited for for ever. */
+/* Kill the group while its leader, though dead, still keeps its number. Waiting is limited, as a
+ * process within a driver may not end. */
 static int reap(struct sandbox *sandbox)
 {
     int status = SIGKILL;
@@ -241,7 +241,7 @@ static void describe_end(int status, char *text, size_t size)
 
 /* ---- Hear ------------------------------------------------------------------------------------ */
 
-/* What has arrived by now. */
+/* Read the available output. */
 static void read_output(struct sandbox *sandbox, strbuf *output)
 {
     char chunk[4096];
@@ -264,7 +264,7 @@ static cJSON *read_answer(struct sandbox *sandbox)
     return answer;
 }
 
-/* Which signal arrived: one that interrupts, or 0. That some child ended is seen elsewhere. */
+/* Which signal arrived: one that interrupts, or 0. The end of a child is handled elsewhere. */
 static int read_signals(const struct sandbox *sandbox)
 {
     struct signalfd_siginfo info;
@@ -337,7 +337,7 @@ static int64_t inactivity_ns(const struct sandbox *sandbox)
     return (int64_t)(sandbox->params->inactivity * 1e9);
 }
 
-/* Which limit it was is said. */
+/* The message names the limit. */
 static void stop_hung(struct sandbox *sandbox, struct sandbox_reply *reply,
                       const struct silence *silence)
 {

@@ -2,10 +2,9 @@
  *
  * sandbox.h: requests to a child process that may crash, hang, exit or leave orphans.
  *
- * One child answers many questions. When it dies or hangs it is killed with its process group and
- * all that came of it, and reaped; the next question starts another one. The parent never opens the
- * plugin.
- */
+ * One child answers many questions. When it dies or hangs, it is killed with its process group and
+ * all descendants, and reaped; the next question starts another one. The parent never opens the
+ * plugin. */
 #ifndef HOST_CHECK_SUITE_SANDBOX_H
 #define HOST_CHECK_SUITE_SANDBOX_H
 
@@ -22,7 +21,8 @@ enum sandbox_end {
     SANDBOX_ANSWERED,
     SANDBOX_CRASHED,     /* the child ended, by a signal or by itself */
     SANDBOX_HUNG,        /* no sign of life for as long as is allowed */
-    SANDBOX_LATE,        /* the time for all is over; nothing was asked, or it was cut short */
+    SANDBOX_LATE,        /* the time for the whole run is over; the question was not asked, or was
+                          * cut short */
     SANDBOX_INTERRUPTED, /* SIGINT, SIGTERM or SIGHUP */
     SANDBOX_BROKEN       /* no child can be started */
 };
@@ -31,8 +31,8 @@ struct sandbox_reply {
     enum sandbox_end end;
     cJSON *answer;     /* of SANDBOX_ANSWERED */
     char text[256];    /* how it ended: "signal 11 (Segmentation fault)"; "" if answered */
-    char trail[512];   /* the last note of what did not answer */
-    strbuf output;     /* what was printed on stdout and stderr meanwhile */
+    char trail[512];   /* the last note of a child that did not answer */
+    strbuf output;     /* output on stdout and stderr meanwhile */
     int64_t ns;        /* it took */
     bool child_is_new; /* nothing was run in this child before */
 };
@@ -48,7 +48,7 @@ struct sandbox {
     strbuf heard;              /* of an answer, so far */
     int64_t runs;              /* questions "run" that this child was asked */
     int64_t deadline_ns;
-    int signals; /* signalfd of what interrupts, and of children that end */
+    int signals; /* signalfd for interruptions, and for the end of children */
     sigset_t mask_before;
     struct sigaction pipe_before;
     int interrupted;  /* the signal; 0 = none */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sandbox_start.c: how a child is started: from the program that is running, with pipes in place of
- * its standard files, and with the library preloaded that watches what is called.
- */
+ * sandbox_start.c: start of a child: the running program, with pipes as its standard files, and
+ * with the preloaded library that watches calls. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* pipe2 */
 #endif

@@ -57,14 +57,14 @@ static void send_line(int memory, cJSON *object)
     cJSON_Delete(object);
 }
 
-/* Who sends, and where to. */
+/* The sender and its destination. */
 struct sending {
     const struct suite *suite;
     int memory;
 };
 
-/* A result without a seed is of a check that has no cases here: the suite finds out itself. The end of the time for
- * all is no result of the case that it cut short: others had theirs. */
+/* A result without a seed belongs to a check that has no cases here: the suite finds it out itself.
+ * If the time for the whole run ends, the case that it cuts short has no result. */
 static void send_result(void *ctx, const struct check_result *result)
 {
     const struct sending *sending = ctx;
@@ -199,7 +199,7 @@ static size_t count_working(struct shards *shards)
     return working;
 }
 
-/* A moment of waiting. An interruption ends the suite; shards are to say what they have. */
+/* Wait a moment. An interruption ends the suite; shards send their results so far. */
 static void pause_for(struct shards *shards, struct suite *suite, size_t working)
 {
     char note[64];

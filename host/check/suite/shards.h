@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * shards.h: cases side by side. Copies of this process, made before it opens a sandbox, each have a
- * sandbox of their own and take every n-th case; what they find comes back in shared memory, a line
- * a case. The suite goes through all cases in their order, and takes a shard's result, which it
- * waits for, instead of running a case. One more copy has those that are CHECK_ALONE, before the
- * others begin. What no shard answered the suite runs itself, when all have ended.
- */
+ * sandbox of their own and take every n-th case; results come back in shared memory, one line per
+ * case. The suite goes through all cases in order and waits for a shard's result instead of running
+ * a case. One more copy runs the CHECK_ALONE cases before the others begin. When all have ended,
+ * the suite itself runs the cases that no shard answered. */
 #ifndef HOST_CHECK_SUITE_SHARDS_H
 #define HOST_CHECK_SUITE_SHARDS_H
 
@@ -32,14 +31,14 @@ struct shards {
         size_t next; /* the first that is not taken */
         cJSON *surroundings;
     } * items;
-    bool is_signalled; /* an interruption was handed on */
+    bool is_signalled; /* an interruption was passed on */
 };
 
 /* One process for two processors, within reason: backends compute with threads of their own. */
 size_t shards_default(void);
 
-/* Start so many processes, and the one for CHECK_ALONE. Fewer are no error: what they do not do is
- * done without them. */
+/* Start so many processes, and the one for CHECK_ALONE. Fewer are no error: the suite runs the
+ * remaining cases. */
 void shards_start(struct shards *shards, const struct check_params *params, size_t count);
 
 /* Wait for the one that has what runs alone, and for all, with the suite's sandbox open: an

@@ -61,8 +61,8 @@ static void report_result(struct suite *suite, const struct check_result *result
     suite->stopped |= report->cut != NULL;
 }
 
-/* Add a result that no child was asked for. A failure counts even if no case was requested: no case
- * that was asked for can be run after it, or not where it should be. */
+/* Add a result that no child was asked for. A failure counts even if no case was requested, as
+ * later cases could not run, or not on the right device. */
 static void add(struct suite *suite, const char *backend, const struct check *check,
                 enum check_code code, const char *text, const struct sandbox_reply *reply)
 {
@@ -99,7 +99,7 @@ static void take_plugin(struct check_report *report, const cJSON *answer)
         check_report_add_backend(report, name->valuestring);
 }
 
-/* Nothing can be checked: the run ends so. */
+/* Nothing can be checked: end the run with this outcome. */
 static void give_up(struct suite *suite, enum check_outcome outcome, const char *why)
 {
     suite->stopped = true;
@@ -159,7 +159,7 @@ void suite_finish(struct suite *suite)
 
 /* ---- A backend ------------------------------------------------------------------------------- */
 
-/* A backend that dies of the question is checked on the CPU. */
+/* A backend that crashes on the question is checked on the CPU. */
 static void take_no_subject(struct suite *suite, struct check_backend *backend,
                             const struct sandbox_reply *reply)
 {
@@ -304,7 +304,7 @@ static void take_found(struct suite *suite, const struct suite_case *what,
     check_report_add(suite->report, &result);
 }
 
-/* What a shard found, as the result. false if none ran it. */
+/* A shard's result for the case. false if no shard ran it. */
 static bool take_from_shard(struct suite *suite, const struct suite_case *what, const char *id,
                             int *hung)
 {
@@ -316,8 +316,8 @@ static bool take_from_shard(struct suite *suite, const struct suite_case *what, 
     return true;
 }
 
-/* The end came before all cases were gone through: what shards found of the others. The last
- * result is of the case that was cut short; it is listed once. */
+/* The run ended early: add the shards' results of the remaining cases. The last result is of the
+ * case that was cut short; it is listed once. */
 static void take_rest(struct suite *suite)
 {
     char backend[CASE_ID_SIZE], cut[CASE_ID_SIZE] = "";

@@ -14,13 +14,14 @@
 #include "host/check/suite/result.h"
 #include "host/check/suite/sandbox.h"
 
-/* What was seen around the cases of one backend (rule ERR-03): the first time for each matter. */
+/* Changes of the process state around the cases of one backend (rule ERR-03): the first of each
+ * kind. */
 struct suite_surroundings {
     char *backend;
     size_t cases;
     struct suite_sight {
         size_t times;
-        char *text; /* of the first time; NULL = none */
+        char *text; /* of the first case; NULL = none */
     } sights[CORE_ENDS - CORE_SILENT + 1];
     enum sandbox_end end; /* of its child, the worst */
 };
@@ -50,9 +51,9 @@ struct suite {
     char why[512];              /* with another outcome */
 };
 
-/* Run the suite, or list it on `list` (NULL = run), or run what `replay` says (NULL = all that the
- * filters let through). CHECK_GOOD: look at the report; else there was something wrong with the
- * command line or with the tool, and `error` says what. */
+/* Run the suite, or list it on `list` (NULL = run), or run the case of `replay` (NULL = all that
+ * pass the filters). CHECK_GOOD: the report has the results; else the command line or the tool
+ * failed, and `error` has the reason. */
 enum check_outcome suite_run(const struct check_params *params, const struct replay *replay,
                              FILE *list, struct check_report *report, attn_error *error);
 
@@ -68,18 +69,19 @@ struct suite_case {
     const char *device; /* as in the answer to "subject" */
 };
 
-/* Run the cases of suite->shard alone, which is set; the suite and its report are to be looked at,
- * not finished, afterwards. */
+/* Run only the cases of suite->shard, which is set; afterwards the caller reads the suite and its
+ * report, and does not finish them. */
 void suite_run_shard(struct suite *suite, const struct check_params *params,
                      struct check_report *report);
 
-/* Open the sandbox and ask the plugin who it is. The suite is zeroed before, and may be stopped
- * then. suite_finish() in any case. */
+/* Open the sandbox and the plugin. The suite is zeroed before, and may be stopped afterwards.
+ * suite_finish() in any case. */
 void suite_open(struct suite *suite, const struct check_params *params,
                 struct check_report *report);
 void suite_finish(struct suite *suite);
 
-/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) says so. */
+/* Prepare a backend: its device. false if it cannot be called; then `why` (of size 512) has the
+ * reason. */
 bool suite_subject(struct suite *suite, struct check_backend *backend, char why[512]);
 
 /* Run a case, once more alone in a new child if it crashed in one that others used before. The
@@ -88,36 +90,36 @@ void suite_run_case(struct suite *suite, const struct suite_case *what,
                     struct check_result *result);
 void suite_result_finish(struct check_result *result);
 
-/* Note that nothing more can be asked, if that is how a question ended. */
+/* Note that nothing more can be asked, if a question ended so. */
 void suite_note_end(struct suite *suite, const struct sandbox_reply *reply);
 
-/* Do the filters let this id through? */
+/* Does this id pass the filters? */
 bool suite_wants(const struct suite *suite, const char *id);
 
 /* Write a line on suite->list instead of running. */
 void suite_list(struct suite *suite, const struct check_result *result);
 
-/* What a case is that got no answer. */
+/* The outcome of a case without an answer. */
 enum check_code suite_code_of(enum sandbox_end end);
 
-/* A question about something: {"ask": ask, name: value, "device": device}; `name` and `device` may
- * be NULL. To be given to sandbox_ask(). */
+/* A question: {"ask": ask, name: value, "device": device}; `name` and `device` may be NULL. To be
+ * given to sandbox_ask(). */
 cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device);
 
 /* ---- Changes of process state that cases leave behind, by backend (surroundings.c) -------------- */
 
-/* Note what was printed and changed during a case, or while the plugin was opened for it. */
+/* Note output and changes during a case, or while the plugin was opened for it. */
 void surroundings_case(struct suite *suite, const char *backend, const char *id,
                        const struct sandbox_reply *reply);
 
 /* Note how the child ended in which the backend's cases ran. */
 void surroundings_end(struct suite *suite, const char *backend, const struct sandbox_reply *reply);
 
-/* What was noted, to be merged into another suite's in another process. */
+/* The notes, to be merged into those of another suite in another process. */
 cJSON *surroundings_object(const struct suite *suite);
 void surroundings_merge(struct suite *suite, const cJSON *object);
 
-/* Add a result for each matter that the filters let through, of each backend. */
+/* Add a result for each kind of change that passes the filters, for each backend. */
 void surroundings_report(struct suite *suite);
 
 void surroundings_finish(struct suite *suite);

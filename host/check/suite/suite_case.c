@@ -85,7 +85,7 @@ static void ask_to_run(struct suite *suite, const struct suite_case *what, const
     sandbox_ask(&suite->sandbox, question, reply);
 }
 
-/* It crashed where others had been before: is it its own fault? */
+/* It crashed in a child that had run other cases: is it at fault itself? */
 static void run_alone(struct suite *suite, const struct suite_case *what,
                       struct check_result *result)
 {
@@ -103,11 +103,11 @@ static void run_alone(struct suite *suite, const struct suite_case *what,
         set_text(&result->text, strbuf_text(&text));
         strbuf_finish(&text);
     }
-    sandbox_kill(&suite->sandbox); /* what comes next is not to inherit from this either */
+    sandbox_kill(&suite->sandbox); /* the next case must not inherit its state, either */
     sandbox_reply_finish(&reply);
 }
 
-/* The device is gone for this process. */
+/* The device is lost for this process. */
 static void leave_lost(struct suite *suite, const struct sandbox_reply *reply)
 {
     if (reply->end == SANDBOX_ANSWERED && json_true(reply->answer, "lost"))

@@ -129,7 +129,7 @@ void surroundings_merge(struct suite *suite, const cJSON *object)
 
 /* ---- Report ---------------------------------------------------------------------------------- */
 
-/* What only another process can see. */
+/* Observations that only another process can make. */
 static bool is_hidden(const struct suite *suite, int core)
 {
     return suite->params->in_process && (core == CORE_SILENT || core == CORE_ENDS);

@@ -35,11 +35,11 @@ attn_status waivers_load(const char *file, const char *today, struct waivers *wa
                          attn_error *error);
 void waivers_finish(struct waivers *waivers);
 
-/* The waiver in force for a failed case of this plugin, which then has been of use; or NULL. */
+/* The waiver in force for a failed case of this plugin, which is marked as used; or NULL. */
 const struct waiver *waivers_find(struct waivers *waivers, const char *id, const char *plugin,
                                   const char *version);
 
-/* Has its day passed? It is good on the day it names. */
+/* Has it expired? It is still valid on its last day. */
 bool waiver_has_expired(const struct waivers *waivers, const struct waiver *waiver);
 
 #endif /* HOST_CHECK_SUITE_WAIVERS_H */

@@ -10,8 +10,8 @@
 
 enum { MOST_CHECKS = 1000, ROW_WIDTH = 800 };
 
-/* The check of a kind of layers is called KIND_NAME, and its sentence ends with the kind: both without that, if `kinds`
- * are left out. */
+/* A check of a kind of layers is named KIND_NAME, and its sentence ends with the kind; without
+ * `kinds`, both parts are left out. */
 static void split_kind(const struct check *check, const char **name, size_t *length)
 {
     static const char *const kinds[][2] = {{"mla_", " (latent layers)"},

@@ -88,7 +88,7 @@ static bool add_run(cJSON *root, const struct check_report *report)
            add_number(run, "interrupted", report->interrupted);
 }
 
-/* Which cases there were, for a comparison of two runs. */
+/* The list of cases, for a comparison of two runs. */
 static bool add_cases(cJSON *root, const struct check_report *report)
 {
     if (!report->cases_sha256[0])
@@ -98,7 +98,7 @@ static bool add_cases(cJSON *root, const struct check_report *report)
            add_text(cases, "sha256", report->cases_sha256);
 }
 
-/* The machine: "" for what it does not say. */
+/* The machine: "" for unknown properties. */
 static bool add_environment(cJSON *root)
 {
     const attn_device processor = {.struct_size = sizeof processor, .type = ATTN_DEVICE_CPU};

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * write_junit.c: JUnit XML that satisfies both schemas in use: the one of Ant's reports
- * (windyroad/JUnit-Schema) and the one of Jenkins' xUnit plugin. A test suite for each backend.
- * A failure is what a check said, an error what kept it from saying anything.
- */
+ * (windyroad/JUnit-Schema) and the one of Jenkins' xUnit plugin. A test suite for each backend. A
+ * failure is the result of a check; an error kept it from having a result. */
 #include "host/check/suite/result.h"
 
 #include "host/base/configured.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * write_markdown.c: a summary for people: failures, counts by rule, capabilities from the backends'
- * query.
- */
+ * query. */
 #include "host/check/suite/result.h"
 
 #include <stdlib.h>
