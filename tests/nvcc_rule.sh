@@ -42,7 +42,7 @@ says "the file's architectures" '*code=sm_86 -gencode arch=compute_90,code=compu
 says "the file's before the folder's" '' "$(compiles fixtures_GENCODE=sm_86)"
 says "the folder's where the file has none" '*-gencode arch=compute_86,code=sm_86 *' \
     "$(compiles noop_GENCODE= tests_GENCODE=sm_80 fixtures_GENCODE=sm_86)"
-says "and those of configure where a plugin has none" '*arch=compute_100a,code=sm_100a*' \
+says "the architectures of configure apply to a plugin without its own" '*arch=compute_100a,code=sm_100a*' \
     "$(compiles noop_GENCODE= NVCC_CODES=sm_100a)"
 says "a draft, in a build for tests" '*-Ofc=max *' "$(compiles fixtures_DRAFT=yes NVCC_PART=1 NVCC_DRAFTS=yes)"
 says "a draft is for the last architecture" '*-Ofc=max *' \
@@ -50,5 +50,5 @@ says "a draft is for the last architecture" '*-Ofc=max *' \
 says "a draft that is left out is not compiled" '' "$(compiles fixtures_DRAFT=yes NVCC_PART=1 NVCC_DRAFTS=no)"
 says "nothing is left out of another build" '' "$(compiles fixtures_DRAFT=yes NVCC_PART= NVCC_DRAFTS=no)"
 says "no draft in another build" '' "$(compiles fixtures_DRAFT=yes NVCC_PART=)"
-says "nor where the folder has none" '' "$(compiles NVCC_PART=1)"
+says "no draft for a folder without one" '' "$(compiles NVCC_PART=1)"
 tap_end

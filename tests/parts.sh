@@ -25,7 +25,7 @@ if test -x "$ATTNHOST_TEST_BUILDDIR/tests/host/base/check_text"; then
     done | sort >"$scratch/parts"
     tap_try "a program has enough cases to be cut" test "$(wc -l <"$scratch/all")" -ge 6
     tap_try "six parts are all cases, each once" cmp "$scratch/all" "$scratch/parts"
-    tap_try "and equally long" test $(($(sort -n "$scratch/sizes" | tail -n 1) - $(sort -n "$scratch/sizes" | head -n 1))) -le 1
+    tap_try "the parts are equally long" test $(($(sort -n "$scratch/sizes" | tail -n 1) - $(sort -n "$scratch/sizes" | head -n 1))) -le 1
 else
     tap_skip "six parts are all cases, each once" "unit tests were not built: the Check library is missing"
 fi
@@ -51,7 +51,7 @@ commit()
 }
 tap_try "git init" git init -q "$tree"
 tap_try "a commit" commit first host/two/file
-tap_try "and another" commit second host/one/file
+tap_try "a second commit" commit second host/one/file
 
 # runs NAME PATTERN PROGRAM [VARIABLE=VALUE]...: what the program says of the part that it was asked for.
 runs()

@@ -117,12 +117,12 @@ said ok 'INVAR-01\.grid/[0-9][0-9]' "and others"
 # One call in ten gives another bit, which is well within the bar.
 late="$built/zoo.so --backend bits_late --filter MEAN-0[67]*"
 says 0 "a forward that seldom gives other bits passes once" "ok" -- "$attnhost" check $late
-says 1 "and fails when it is repeated" "# FAIL: INVAR-02: repetition 10 of 12: lse, row " \
+says 1 "a forward that seldom gives other bits fails when it is repeated" "# FAIL: INVAR-02: repetition 10 of 12: lse, row " \
     "# numeric cases were run 12 times: --repeat" -- "$attnhost" check --repeat 12 $late
 tap_try "with the values" grep -q 'head 0, element 0: got .* (0x.*), the first run .* (0x.*)' "$folder/out"
 says 0 "what gives the same bits passes" "ok" \
     -- "$attnhost" check --repeat 1000 --filter 'MEAN-0[67]*/0' "$plugins/cpu_native.so"
-says 0 "so does a linear layer" "ok" \
+says 0 "a linear layer with equal bits passes when it is repeated" "ok" \
     -- "$attnhost" check --repeat 12 --filter 'MEAN-18*/0' "$plugins/cpu_linear.so"
 says 2 "not at all is no number of times" "attnhost check: --repeat '0': accepted 1..1000000" \
     -- "$attnhost" check --repeat 0 "$plugins/cpu_native.so"
@@ -146,7 +146,7 @@ tap_try "ends it, with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" 
 says 1 "the time for all, side by side" "# TIMEOUT: " "# cut short as the time for everything was over" \
     -- "$tool" check --jobs 2 --timeout 6 "$fixtures/bad_create_hangs.so"
 tap_try "what other processes found is listed" test "$(grep -c '^ok.*CAPS-01\.query/[012]$' "$folder/out")" -eq 3
-tap_try "and it ends with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
+tap_try "a run that times out ends with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
 says 1 "the constructor hangs" "not ok 1 - bad_constructor_hangs/LOAD-02.opens" "1..1" \
     -- "$tool" check --inactivity 0.5 "$fixtures/bad_constructor_hangs.so"
 
@@ -377,7 +377,7 @@ digests()
 (cd / && LC_ALL=C.UTF-8 TZ=Asia/Tokyo "$attnhost" check --list --seed 7 --option isa=generic \
     "$folder/elsewhere/renamed.so") >"$folder/there"
 tap_try "equal seeds give equal cases elsewhere" cmp "$folder/here" "$folder/there"
-tap_try "and two digests" test "$(digests "$folder/here" | grep -c ', SHA-256 [0-9a-f]\{64\}$')" = 2
+tap_try "the list has two digests" test "$(digests "$folder/here" | grep -c ', SHA-256 [0-9a-f]\{64\}$')" = 2
 "$attnhost" check --list --seed 8 "$plugins/cpu_native.so" >"$folder/there"
 digests "$folder/here" >"$folder/here.digests"
 digests "$folder/there" >"$folder/there.digests"
@@ -390,12 +390,12 @@ reference=$ATTNHOST_TEST_SRCDIR/docs/CONFORMANCE.md
 tap_try "the suite prints all its checks" test "$(wc -l <"$folder/checks.md")" -gt 120
 tap_try "CONFORMANCE.md has what check --list --format markdown prints" \
     sh -c 'sed -n "/^| rule | checks/,/^$/{/^|/p;}" "$1" | cmp - "$2"' - "$reference" "$folder/checks.md"
-tap_try "and has at most 300 lines" test "$(wc -l <"$reference")" -le 300
+tap_try "the reference has at most 300 lines" test "$(wc -l <"$reference")" -le 300
 "$ATTNHOST_TEST_BUILDDIR/plugins/hybrid/tests/hybrid_check" check --list "$plugins/hybrid.so" |
     sed -n 's|^[a-z_]*/\([A-Z]*-[0-9]*\.[a-z_]*\).*|\1|p' | sort -u >"$folder/checks"
 sed -n 's/^| `\([A-Z]*-[0-9]*\.[a-z_]*\)` |.*/\1/p' "$reference" | sort -u >"$folder/named"
 tap_try "CONFORMANCE.md names checks of stand-ins" test -s "$folder/named"
-tap_try "and only those that exist" test -z "$(comm -23 "$folder/named" "$folder/checks")"
+tap_try "the reference names only checks that exist" test -z "$(comm -23 "$folder/named" "$folder/checks")"
 
 some="--filter KV-08.* --filter LOAD-01.* --seed 7"
 "$attnhost" check $some --list "$plugins/cpu_native.so" | sed -n 's/^# .*SHA-256 //p' | sort \
@@ -459,7 +459,7 @@ says 1 "the minimum is asked of every plugin" \
     "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" \
     "# judged by profile $folder/profile" -- $minimum "$tool" check "$fixtures/bad_nothing.so"
 echo "CAPS-02.*" >"$folder/profile"
-says 0 "and met" "# judged by profile $folder/profile" \
+says 0 "a minimum that is met" "# judged by profile $folder/profile" \
     -- $minimum "$tool" check "$fixtures/bad_nothing.so"
 said ok 'PROFILE\.met' "which is a result"
 reports "PASS 26 SKIP 2" "judged by the minimum" $minimum "$tool" check "$fixtures/bad_nothing.so"
@@ -467,12 +467,12 @@ echo "CAPS-99.*" >"$folder/profile"
 for left_out in '--filter CAPS-02.*' --in-process; do
     says 0 "with $left_out nothing is judged" "ok " \
         -- $minimum "$tool" check $left_out "$fixtures/bad_nothing.so"
-    tap_try "and nothing said of it" sh -c '! grep -e PROFILE -e judged "$0/out"' "$folder"
+    tap_try "with $left_out the report mentions no profile" sh -c '! grep -e PROFILE -e judged "$0/out"' "$folder"
 done
 says 0 "no device, no judgement" \
     "ok 26 - bad/PROFILE.met # SKIP what it needs is missing here: cuda:7: " \
     -- on_fake $minimum "$tool" check --device cuda:7 "$fixtures/bad_nothing.so"
-says 1 "but who names a profile wants to know" \
+says 1 "a named profile is judged without a device" \
     "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" -- on_fake $minimum \
     "$tool" check --profile "$folder/profile" --device cuda:7 "$fixtures/bad_nothing.so"
 
@@ -482,7 +482,7 @@ says 1 "a plugin that the suite can make no case for" \
     "# judged by profile " -- "$attnhost" check "$fixtures/bad_layout.so"
 tap_try "for that alone" test "$(grep '^not ok' "$folder/out" | sed 's/.* //')" = \
     example_rows/PROFILE.met
-tap_try "and the message names the line" grep -q "every case of 'LIFE-04.\*' was skipped" "$folder/out"
+tap_try "the message names the line of the profile" grep -q "every case of 'LIFE-04.\*' was skipped" "$folder/out"
 says 0 "no profile is required where cases are chosen" "1.." \
     -- "$attnhost" check --filter 'LIFE-*' "$fixtures/bad_layout.so"
 
@@ -524,7 +524,7 @@ tap_try "all but the cap was left out" grep -q -- "$plain_but_cap" "$folder/out"
 says 0 "a plugin that has the cap passes it" "ok 3 - example_rows/INVAR-01.random" "1..3" \
     -- "$attnhost" check --replay "$replay" "$folder/example_rows.so"
 sed -i 's/^without = .*/without = 4294967295/' "$replay"
-says 0 "so does the one without, if the cap is left out" "ok 3 - example_rows/INVAR-01.random" \
+says 0 "the replayed case passes without the cap" "ok 3 - example_rows/INVAR-01.random" \
     -- "$attnhost" check --replay "$replay"
 
 # ---- Wrong command lines -------------------------------------------------------------------------

@@ -56,7 +56,7 @@ else
     says 4 "explain cuda.ini without a GPU says how to ask all the same" "--set platform.simulate=sm90" \
         -- "$attnhost" explain "$top/examples/cuda.ini"
 fi
-says 0 "and so it answers" "served by triton_like" \
+says 0 "explain cuda.ini answers for a simulated platform" "served by triton_like" \
     -- "$attnhost" explain "$top/examples/cuda.ini" --set platform.simulate=sm90
 says 0 "for an H100 or H200, both phases" "served by fa3_like-flashinfer_like" \
     -- "$attnhost" explain "$top/examples/hopper.ini" --set platform.simulate=sm90
@@ -66,7 +66,7 @@ says 4 "inspect says where to look" "plugins.path names other folders" -- "$attn
 says 4 "a backend that no plugin has yet" "no such plugin exists yet" \
     -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=gfx942 \
     --set attention.attention_backend=auto
-says 0 "and --would takes it for an answer" "aiter_like: would be chosen; no such plugin exists yet" \
+says 0 "--would accepts a backend without a plugin" "aiter_like: would be chosen; no such plugin exists yet" \
     -- "$attnhost" explain "$top/examples/quickstart.ini" --set platform.simulate=gfx942 \
     --set attention.attention_backend=auto --would
 says 0 "whose kernels fa3_like's are" "this project's own kernels for Hopper" \

@@ -87,7 +87,7 @@ tap_try "a program reads the rules next to it" sh -c '
     moved/bin/attnhost explain quickstart.ini --set attention.attention_backend=auto \
         --set platform.simulate=cpu | grep -q "these very rules"'
 echo '[ordr.x]' >>moved/share/attnhost/selection.ini
-tap_try "and says what is wrong with them" sh -c '
+tap_try "a fault in the rules is named" sh -c '
     moved/bin/attnhost explain quickstart.ini 2>&1 | grep -q "selection.ini:[0-9]*: unknown section"'
 
 # Another backend by one line, and the folder in which its file lies. Of the suite some cases, whether it is built and

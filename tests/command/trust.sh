@@ -102,22 +102,22 @@ run 5 "quick_exit ends with 5" forward:quick_exit "quick_exit() in villain: forw
 run 5 "exit in a thread of the plugin's ends with 5" forward:exit_in_thread "exit() in $villain"
 run 5 "another program in its place ends with 5" forward:exec "execl() in villain: forward_extend of layer 0"
 for call in query forward; do
-    run 5 "a report that cannot be written is no good run: $call closes all files" $call:close
+    run 5 "a report that cannot be written fails the run: $call closes all files" $call:close
 done
 for where in query:query create:create forward:forward_extend task:forward_extend; do
     call=${where%%:*}
     run 0 "a child that $call forks does not come back" "$call:fork" \
         "a child that was forked in villain: ${where#*:}" "came back from it, and was ended"
-    tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
+    tap_try "there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
 for call in query forward; do
     run 0 "a child of _Fork in $call does not come back" $call:fork_bare "a child that was forked in villain: $call" \
         "came back from it, and was ended"
-    tap_try "and there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
+    tap_try "there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
-ends 0 "nor one whose parent is gone by then" query:fork "came back from it, and was ended" -- \
+ends 0 "a child whose parent is gone does not come back" query:fork "came back from it, and was ended" -- \
     env LD_PRELOAD="$fixtures/orphaned.so" "$command" run run.ini
-tap_try "and there is one report" test "$(grep -c '^digest' ../out)" -eq 1
+tap_try "there is one report at the end" test "$(grep -c '^digest' ../out)" -eq 1
 for call in forward task; do
     run 5 "the end of the thread in $call ends with 5" $call:end_thread \
         "pthread_exit() in villain: forward_extend of layer 0"
@@ -151,7 +151,7 @@ for other in list explain; do
 done
 run 137 "kill(getpid(), SIGKILL) is named" forward:kill "ended by SIGKILL in villain: forward_extend of layer 0"
 run 138 "and raise(SIGUSR1)" query:raise "ended by SIGUSR1 in villain: query ($villain)"
-run 137 "a system call that kills is no good run" forward:kill_by_hand
+run 137 "a system call that kills fails the run" forward:kill_by_hand
 run 0 "an exit handler that calls _exit changes nothing of a good run" create:exit_later
 ends 5 "nor of a failed one" "forward:fail_exit_later" -- "$command" run run.ini
 for deed in entry:exit describe:exit; do
@@ -208,7 +208,7 @@ for deed in dlopen:exit entry:exit_at_once describe:quick_exit query:exit entry:
         list) report=../out ;;
         *) continue ;;
         esac
-        tap_try "and says so" grep -F -e "$villain: opened in a process of its own, it" $report
+        tap_try "$other reports a bystander's $deed" grep -F -e "$villain: opened in a process of its own, it" $report
     done
 done
 for way in "kill:SIGKILL in attn_plugin_entry ($villain)" "kill_by_hand:SIGKILL"; do
@@ -250,7 +250,7 @@ listed nowhere:exit "$folder/copy.so" >../second
 tap_try "a verdict is kept" grep -F -e "(remembered in $folder/cache/attnhost/scanned)" ../second
 cp ../copy.so ../copy2.so
 listed nowhere:exit "$folder/copy2.so" >../second
-tap_try "and holds for a copy" grep -F -e "(remembered in" ../second
+tap_try "a kept verdict holds for a copy of the file" grep -F -e "(remembered in" ../second
 echo >>../copy.so
 listed nowhere:exit "$folder/copy.so" >../second
 tap_try "until the file changes" sh -c '! grep -F -e "refused" ../second'
@@ -268,13 +268,13 @@ export VILLAIN_SLY
 run 139 "an extension that is no address is named" extension:garbage \
     "ended by SIGSEGV in villain: get_extension ($villain)"
 for call in entry describe; do
-    run 139 "and so is a table: $call" $call:garbage "ended by SIGSEGV in its tables ($villain)"
+    run 139 "a table that is no address is named: $call" $call:garbage "ended by SIGSEGV in its tables ($villain)"
 done
 run 0 "an extension that is no text is not there" extension:garble "![2J"
 run 5 "more reasons than there is room for are a defect" query:reasons \
     "villain: defect of the plugin: in query's verdict num_reasons is above 1024"
 ends 0 "a text that is no line of UTF-8 is refused" entry:garble -- "$command" list bystander.ini
-tap_try "and said as one" grep -qF -e "a text is '?[2J " ../out
+tap_try "a refused text is printed on one line" grep -qF -e "a text is '?[2J " ../out
 unset VILLAIN_SLY
 
 # ---- Surroundings --------------------------------------------------------------------------------
@@ -316,11 +316,11 @@ fi
 for call in dlopen query forward task; do
     ends 0 "what is printed in $call goes to stderr" $call:print villain \
         -- "$command" run run.ini --json -
-    tap_try "and not into the report: $call" sh -c \
+    tap_try "a plugin's output does not enter the report: $call" sh -c \
         'test "$(head -c 1 ../out)" = "{" && ! grep -q villain, ../out && tail -n 1 ../out | grep -q "^}"'
-    tap_try "which has no line of the plugin's: $call" sh -c '! grep -qx -e villain ../out'
+    tap_try "the report has no line of the plugin: $call" sh -c '! grep -qx -e villain ../out'
 done
-ends 5 "a full disk is an error still" nowhere:exit "stdout cannot be written: No space left" -- \
+ends 5 "a full disk is an error" nowhere:exit "stdout cannot be written: No space left" -- \
     sh -c '"$1" list bystander.ini >/dev/full' sh "$command"
 for option in -V --help; do
     ends 5 "a full disk is an error of $option" nowhere:exit "attnhost: stdout cannot be written: No space left" -- \
@@ -359,7 +359,7 @@ for change in "past_out:after the last row of operand out" "into_q:into operand 
     deed=${change%%:*} said=${change#*:}
     run 1 "$deed fails a run that verifies" "forward:$deed"
     tr -s ' \n' ' ' <../out >../flat # lines are folded
-    tap_try "and is named: $deed" grep -qF -e "first failure: layer 0: villain wrote $said" ../flat
+    tap_try "a write outside the output is named: $deed" grep -qF -e "first failure: layer 0: villain wrote $said" ../flat
     ends 0 "without verification nothing is looked at: $deed" "forward:$deed" -- \
         "$command" run run.ini --set verify.rate=0
 done
@@ -405,7 +405,7 @@ VILLAIN_SLY=yes
 for call in entry create; do
     ends 1 "check sees a thread that is started in $call" $call:thread -- \
         "$command" check "$villain" --filter 'villain/LIFE-08.threads'
-    tap_try "and where: $call" grep -q 'after .* there is a thread that was' ../out
+    tap_try "the time at which a thread started is named: $call" grep -q 'after .* there is a thread that was' ../out
 done
 ends 0 "check sees no thread where there is none" nowhere:exit -- \
     "$command" check "$villain" --filter 'villain/LIFE-08.threads'
@@ -424,17 +424,17 @@ for what in "pipe:is not a regular file" "link:is a symbolic link"; do
         "$command" check "$villain" --output ../$place --filter 'LOAD-02*'
     sed "s|^attention_backend = .*|attention_backend = tuned|; \$a [backend.tuned]\ntype = autotune\ncandidate = cpu_native\ncandidate = villain\nstore = $folder/$place" \
         run.ini >store.ini
-    ends 2 "and autotune's store" nowhere:exit "store = $folder/$place cannot be read: it is" -- \
+    ends 2 "autotune's store at $place is refused" nowhere:exit "store = $folder/$place cannot be read: it is" -- \
         timeout 20 "$command" run store.ini
 done
 tap_try "the pipe and the link are still there" test -p ../pipe -a -L ../link
-tap_try "and what the link names is as it was" grep -qx kept ../target
+tap_try "the target of the link is unchanged" grep -qx kept ../target
 ends 2 "check does not write its report over the plugin" nowhere:exit "is the plugin, which is read" -- \
     "$command" check ../checked.so --output ../checked.so
-tap_try "which is as it was" cmp ../checked.so "$villain"
+tap_try "the plugin's file is unchanged" cmp ../checked.so "$villain"
 
 ln ../checked.so ../other_name.so
-ends 2 "nor over it by another name" nowhere:exit "is the plugin, which is read" -- \
+ends 2 "check does not write its report over the plugin by another name" nowhere:exit "is the plugin, which is read" -- \
     "$command" check ../checked.so --output ../other_name.so
 cp run.ini kept.ini
 ln run.ini link.ini
@@ -450,15 +450,15 @@ ends 2 "report does not write over what it reads" nowhere:exit "is a report, whi
     "$command" report ../old.json --output ../old.json
 ends 5 "a disk that is full after the work keeps the old report" nowhere:exit "old.json: cannot be written" -- \
     sh -c 'ulimit -f 1 && exec "$1" run run.ini --json ../old.json' sh "$command"
-tap_try "which is as it was" cmp ../old.json ../kept.json
+tap_try "the plugin's file is unchanged" cmp ../old.json ../kept.json
 tap_try "with nothing beside it" sh -c '! ls .. | grep -q "old.json\..*new"'
 ends 5 "a plugin's file in the place of stdout gets no report" forward:take_files "stdout cannot be written" -- \
     "$command" run run.ini
 tap_try "nothing at all" test ! -s villain.took
-ends 0 "nor does the plugin write into the report" forward:write_files -- "$command" run run.ini --json ../report.json
+ends 0 "a plugin does not write into the report" forward:write_files -- "$command" run run.ini --json ../report.json
 tap_try "which begins as it should" test "$(head -c 1 ../report.json)" = "{"
 ends 2 "without stderr" nowhere:exit -- sh -c 'exec "$1" run nowhere.ini --json ../gone.json 2>&-' sh "$command"
-ends 0 "nor is a report written over by what goes to a stderr that is closed" forward:print -- \
+ends 0 "messages to a closed stderr do not overwrite a report" forward:print -- \
     sh -c 'exec "$1" run run.ini --json ../report.json 2>&-' sh "$command"
 tap_try "it is whole" sh -c 'head -c 1 ../report.json | grep -q "{" && ! grep -qx villain ../report.json'
 
@@ -475,7 +475,7 @@ run 5 "a plugin's own words about a loss survive" forward:lose "the villain has 
 survived()
 {
     tap_try "its report is printed: $1" grep -q '^digest' ../out
-    tap_try "and written: $1" sh -c 'tail -n 1 ../survived.json | grep -q "^}" && grep -q "\"ended_by\":.*$1" ../survived.json' \
+    tap_try "the report is written: $1" sh -c 'tail -n 1 ../survived.json | grep -q "^}" && grep -q "\"ended_by\":.*$1" ../survived.json' \
         sh "$1"
     rm -f ../survived.json
 }
@@ -500,7 +500,7 @@ for end in 139:segv 134:abort 5:exit; do
     ends "${end%:*}" "${end#*:} in destroy loses no report" "destroy:${end#*:}" "in villain: destroy" -- \
         "$command" run run.ini --json ../survived.json
     tap_try "it is printed" grep -q '^digest' ../out
-    tap_try "and written, and the run was good: $end" sh -c \
+    tap_try "the report of a good run is written: $end" sh -c \
         'tail -n 1 ../survived.json | grep -q "^}" && ! grep -q ended_by ../survived.json'
 done
 rm ../survived.json
@@ -511,8 +511,8 @@ until grep -q '^}' ../survived.json 2>/dev/null || ! kill -0 $process || test $t
     tries=$((tries + 1))
     sleep 0.1
 done
-tap_try "nor does a destroy that hangs" grep -q '^}' ../survived.json
-tap_try "which is printed first" grep -q '^digest' ../out
+tap_try "a destroy that hangs loses no report" grep -q '^}' ../survived.json
+tap_try "a report is printed before a destroy that hangs" grep -q '^digest' ../out
 kill -KILL $process
 wait $process
 ends 153 "a file that grows past its limit is named" forward:write_too_much \
@@ -520,7 +520,7 @@ ends 153 "a file that grows past its limit is named" forward:write_too_much \
 cp "$fixtures/bad_leaves_thread.so" ../leaves.so
 ends 0 "a thread of a bystander that is refused survives it" nowhere:exit -- \
     "$command" run bystander.ini --set "plugins.path=$folder/leaves.so"
-tap_try "and so does the report" grep -q '^digest' ../out
+tap_try "the run with this bystander has a report" grep -q '^digest' ../out
 
 i=0
 while test $i -lt 2000; do
@@ -548,7 +548,7 @@ for signal in INT:130 TERM:143 HUP:129; do
     ends "$number" "SIG$signal ends a run with $number" nowhere:exit -- sh ../begun "$signal" \
         "$command" run run.ini --trace long.jsonl --json ../report.json
     tap_try "its report so far is printed" grep -q '^interrupted' ../out
-    tap_try "and written" grep -q '"interrupted":	true' ../report.json
+    tap_try "the report of an interrupted run is written" grep -q '"interrupted":	true' ../report.json
     ends "$number" "SIG$signal ends bench with $number" nowhere:exit -- timeout --preserve-status \
         -s $signal 2 "$command" bench --backend cpu_native --set plugins.path="$plugins" \
         --shape mode=decode,kv_len=512-4096x2 --seconds 9 --json ../report.json
@@ -565,7 +565,7 @@ kill -0 $process 2>/dev/null || echo "# it did not wait for the step"
 kill -TERM $process 2>/dev/null
 wait $process
 tap_try "a second signal ends it at once" test $? -eq 143
-tap_try "where it hung is said" grep -qF \
+tap_try "the call that hung is named" grep -qF \
     "ended by a second SIGTERM in villain: forward_extend of layer 0 ($villain)" ../err
 survived "a second SIGTERM"
 

@@ -62,7 +62,7 @@ COUNTED=$wrong/counted "$attnhost" check --jobs 3 --filter 'LOAD-*' --filter 'ME
     >"$wrong/counted.tap"
 tap_try "three processes side by side start six times: $(wc -l <"$wrong/counted")" \
     test "$(wc -l <"$wrong/counted")" -eq 6
-tap_try "and run every case" test "$(grep -c '^ok .*counted/MEAN-06' "$wrong/counted.tap")" -eq 4
+tap_try "the counted backend runs every case" test "$(grep -c '^ok .*counted/MEAN-06' "$wrong/counted.tap")" -eq 4
 
 # Plans lie in cycles of references, as those of flex_attention do: they are freed with the metadata, though nothing
 # else collects them.

@@ -520,7 +520,6 @@ const struct check check_private[] = {
     CHECK_ROW("PRIV-06", round_trip, NULL, 0,
               "layout conversions copy every element and nothing else"),
     CHECK_CASES("PRIV-07", numerics,
-                "results from a cache in a vendor's own layout are right, and so is the cache "
-                "after conversion"),
+                "results and the converted cache are right for a cache in a vendor's own layout"),
     {.rule = NULL},
 };
