@@ -107,7 +107,7 @@ def find_shim(build_dir, name="attention_shim"):
 
 
 def declare(library, prefix, setup, functions):
-    """What Shim calls, and functions of its own as (name, result, arguments)."""
+    """Declare the functions that Shim calls, and more functions as (name, result, arguments)."""
     handle, int32 = ctypes.c_void_p, ctypes.c_int32
     for name, result, arguments in (
             ("create", handle, [ctypes.POINTER(setup), ctypes.POINTER(int32)]),
@@ -175,7 +175,7 @@ def find_plugins(build_dir):
 
 
 def plugin_text(plugins, name):
-    """What a shim opens: a file; of a folder the file that is named as the type, if there is one."""
+    """The file that a shim opens: the given file, or the file in a folder that has the type's name, if it exists."""
     if plugins and Path(plugins).is_dir():
         file = Path(plugins) / f"{name}.so"
         plugins = file if file.exists() else f"{plugins}/"

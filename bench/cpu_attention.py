@@ -185,7 +185,7 @@ def compare(case, ours, theirs):
 
 
 def roof_of(roofs, args, memory, bandwidth="roof_bandwidth"):
-    """What measures the processor's roof: multiply-adds, or of memory, where some is given."""
+    """A function that measures the processor's roof: multiply-adds, or, if memory is given, its bandwidth."""
     if memory is None:
         return lambda: roofs.roof_flops(args.threads)
     return lambda: getattr(roofs, bandwidth)(args.threads, ctypes.c_void_p(memory.data_ptr()),
@@ -204,7 +204,7 @@ def measure_rounds(args, ours, our_steps, theirs, their_steps, layers, roof):
 
 
 def figures(rounds, ratios, work):
-    """What is reported of the rounds whatever is measured; `work` is of a layer, for the roof."""
+    """The reported figures of the rounds, for any measurement; `work` is that of a layer, for the roof."""
     return {
         "rounds": len(rounds),
         "ours_us": 1e6 * median(a for a, _, _ in rounds),

@@ -221,7 +221,7 @@ def note(started, text):
 
 
 def write_json(path, report):
-    """At once or not at all; after every shape, so that a run cut short leaves what it has."""
+    """Atomically; after every shape, so that a run that is cut short keeps its results."""
     if path:
         fresh = Path(f"{path}.new")
         fresh.write_text(json.dumps(report, indent=1) + "\n")
@@ -317,7 +317,7 @@ def run(args, folder):
 
 
 def failures(report):
-    """What ended the run; of our backends what they could not run, or got wrong."""
+    """The cause of the run's end; and the shapes that our backends could not run, or got wrong."""
     found = [f"ended by {report['ended']}"] if "ended" in report else []
     found += [host_text(step) for step in report["host"] if "error" in step]
     return found + [f"{case['shape']}: {record['name']}: {record['error']}"

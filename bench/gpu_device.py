@@ -69,7 +69,7 @@ class Cuda:
         return torch.cuda.mem_get_info()[0]
 
     def capture(self, step):
-        """A graph of what `step` enqueues; its replay() runs it."""
+        """A graph of the work that `step` enqueues; its replay() runs it."""
         graph = torch.cuda.CUDAGraph()
         self.synchronize()
         gc.disable()  # what it would free might not be for a capture
@@ -91,8 +91,8 @@ class Cuda:
         return torch.cuda.is_current_stream_capturing()
 
     def microseconds(self, run, wait):
-        """That the device works on what `run` enqueues. For about `wait` microseconds before that
-        it spins, so that everything is enqueued when it begins."""
+        """Device time of the work that `run` enqueues. For about `wait` microseconds before that it spins, so that
+        everything is enqueued when it begins."""
         torch.cuda._sleep(int(2000 * wait))
         self.begin.record()
         run()

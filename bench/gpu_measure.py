@@ -110,7 +110,7 @@ def open_contender(setting, case, data, entry):
 
 
 def open_runner(setting, case, data, entry, calls, record):
-    """A Runner whose results are right. Raises what it raises, ValueError for wrong results."""
+    """A Runner whose results are right. Raises its errors, and ValueError for wrong results."""
     captured = setting.device.captures and (setting.graph or bool(entry.rival))
     contender = open_contender(setting, case, data, entry)
     try:
@@ -126,7 +126,7 @@ def open_runner(setting, case, data, entry, calls, record):
 
 
 def open_all(setting, case, data, entries, calls):
-    """(Runners, a record for everybody)."""
+    """(Runners, a record for each contender)."""
     runners, records = [], []
     for entry in entries:
         record = {"name": entry.name, "kind": "rival" if entry.rival else "attnhost"}
@@ -145,7 +145,7 @@ def open_all(setting, case, data, entries, calls):
 
 
 def take_turns(setting, runners):
-    """Rounds with a sample of everybody, in an order that changes."""
+    """Rounds with a sample of each contender, in a changing order."""
     order = random.Random(1)
     for _ in range(setting.rounds):
         for runner in order.sample(runners, len(runners)):
@@ -156,7 +156,7 @@ def take_turns(setting, runners):
 
 
 def keep_up(setting, runners):
-    """Everybody twice, back to back for setting.sustain seconds; the second half of each counts."""
+    """Each contender twice, back to back for setting.sustain seconds; the second half of each counts."""
     for _ in range(2):
         for runner in runners:
             begin, now = time.perf_counter(), 0.0

@@ -327,7 +327,7 @@ def run(args):
 
 
 def chance_text(record, false_alarm):
-    """What the number of rows says, if none failed."""
+    """The bound that the number of rows implies if none failed."""
     return (f"{record['name']}: by the model right arithmetic fails a row with a chance below "
             f"{false_alarm:g}, so any of these {record['rows']} with one below "
             f"{false_alarm * record['rows']:.2g}; that none did says, with 95 % confidence, that "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backends that do nothing, for python_cost.c: what a call costs but for what it computes.
+"""Backends that do nothing, for python_cost.c: the overhead of a call.
 
     torch_nothing, numpy_nothing   all operands of a decode as tensors; the class saves keys itself
     torch_saves                    attnhost.backend saves the new keys and values

@@ -48,7 +48,7 @@ class Row:
 
     @property
     def axes(self):
-        """What a short run has to cover: each value in as many rows as every other."""
+        """Axes that a short run has to cover: each value in as many rows as every other."""
         c = self.case
         heads = str(c).split(" H")[1].split()[0]
         return (("phase", self.kind, getattr(c, "family", ""), c.phase), ("heads", heads),
@@ -201,7 +201,7 @@ def in_order(rows):
 
 
 def floor_of(case, ceilings):
-    """(seconds, what takes them) that no version is much below; a kernel is a launch, at least."""
+    """(seconds, their cause): a lower bound for any version; a kernel takes at least a launch."""
     floor = case.floor(ceilings["matmul"], ceilings["copy"])
     return max(floor, (ceilings["launch"], "launch"))
 
@@ -245,7 +245,7 @@ def measure_row(setting, args, row, ceilings):
 
 
 def results_of(row, records, floor, reference):
-    """What the table has of a row, a dict for each of our backends."""
+    """The table's entries for a row, a dict for each of our backends."""
     rivals = [r for r in records if r["kind"] == "rival" and "us" in r]
     best = min(rivals, key=lambda r: r["us"], default=None)
     for record in records:

@@ -17,7 +17,7 @@ class Floor:
     """What a case is timed against: it has `flops` and `bytes`."""
 
     def floor(self, flops_per_second, bytes_per_second):
-        """Seconds that no version is much below, and what it is that takes them."""
+        """(seconds, their cause): a lower bound for any version."""
         products, memory = self.flops / flops_per_second, self.bytes / bytes_per_second
         return (products, "products") if products > memory else (memory, "memory")
 
@@ -195,7 +195,7 @@ class LinearCase(Floor):
 
     @property
     def kv_bytes(self):
-        """What is read: channels and fp32 gates of all rows, and the states of a decode."""
+        """Bytes that are read: channels and fp32 gates of all rows, and the states of a decode."""
         gates = 0 if self.family == "lightning" else 4 * self.v_heads
         decays = gates * (self.k_dim if self.family == "kda" else 1)
         rows = self.rows * (self.channels * DTYPES[self.dtype][2] + gates + decays)

@@ -21,13 +21,13 @@ COMPILED_IN = r"attn_(local_attention|plugin_util|util_\w+)\.h"
 
 
 def list_headers(include_dir, pattern=ABI):
-    """Those of the ABI; of a plugin's others what they have is compiled into it and never crosses it."""
+    """The headers of the ABI; a plugin's other headers are compiled into it and never cross the ABI."""
     return sorted(n for n in os.listdir(include_dir)
                   if re.fullmatch(pattern, n) and not re.fullmatch(COMPILED_IN, n))
 
 
 def expand(include_dir, more="", pattern=ABI):
-    """What the preprocessor makes of all the headers, and of the lines `more` after them."""
+    """The preprocessor's output for all headers, and for the lines `more` after them."""
     source = "".join(f'#include "{name}"\n' for name in list_headers(include_dir, pattern)) + more
     command = os.environ.get("CC", "cc").split() + ["-E", "-x", "c", "-I", include_dir, "-"]
     output = subprocess.run(command, input=source, capture_output=True, text=True)
@@ -37,7 +37,7 @@ def expand(include_dir, more="", pattern=ABI):
 
 
 def preprocess(include_dir, pattern=ABI):
-    """The text of the headers themselves, macros expanded, without what they include from outside."""
+    """The text of the headers themselves, macros expanded, without system headers."""
     kept, ours, root = [], False, os.path.realpath(include_dir) + os.sep
     for line in expand(include_dir, "", pattern).splitlines():
         marker = re.match(r'# \d+ "([^"]*)"', line)

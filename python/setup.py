@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the extension against an installed libattnhost, which pkg-config knows as `attnhost`
-(PKG_CONFIG_PATH=PREFIX/lib/pkgconfig where it is not installed in a usual place)."""
+"""Builds the extension against an installed libattnhost, which pkg-config finds as `attnhost`
+(PKG_CONFIG_PATH=PREFIX/lib/pkgconfig for a prefix that it does not search)."""
 import os
 import shlex
 import subprocess

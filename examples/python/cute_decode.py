@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Paged decode in CuTe DSL: a warp for each sequence and query head, whose lanes share a key's elements. Plain, to be
-read: it uses none of the chip's units for products.
+"""Paged decode in CuTe DSL: a warp for each sequence and query head, whose lanes share a key's elements. Written to
+be read: it uses no tensor cores.
 
     attnhost check --device cuda:0 cute_decode.py
 """

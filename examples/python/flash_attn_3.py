@@ -34,8 +34,8 @@ class FlashAttn3(Backend):
     in_place = False  # flash_attn_3_in_place.py
 
     def plan(self, batch):
-        """Rows of each sequence on the device, the first, the end of the last, and of KV groups whose rows are called
-        one by one how that is."""
+        """Rows of each sequence on the device, the first, the end of the last, and, for KV groups whose rows are
+        called one by one, these calls."""
         indptr, prefixes = batch.indptr(), batch.prefixes()
         rows = batch.q_indptr
         if batch.mode == "decode":
@@ -77,7 +77,7 @@ class FlashAttn3(Backend):
             lse[first:end] = base_e[first:].masked_fill(base_e[first:] == float("inf"), float("-inf"))
 
     def find(self, batch, keys, k, v, k_cache, v_cache, owners):
-        """Keys, values, and how a sequence's are found: those of sequence owners[s], or s."""
+        """Keys, values, and the arguments that locate those of a sequence: of sequence owners[s], or s."""
         if has("PAGEDKV"):
             table = keys.block_table if owners is None else keys.block_table[owners]
             return {"k": k_cache, "v": v_cache, "page_table": table}

@@ -18,7 +18,8 @@ unlike = attrgetter("kv_group", "num_q_heads", "num_kv_heads", "head_dim", "wind
 
 
 def scale_of(layer):
-    """FlashInfer's scale, and a factor of queries: it takes scales above 0; scores of -50000 before them are none."""
+    """FlashInfer's scale, and a factor of queries: it accepts only scales above 0, and treats scores below -50000 as
+    absent."""
     part = abs(frexp(layer.sm_scale)[0]) or 1.0  # the factor is a power of two, or 0
     return (layer.sm_scale, 1) if 2 ** -8 < layer.sm_scale < 2 ** 8 else (part, layer.sm_scale / part)
 
@@ -57,7 +58,7 @@ class FlashInfer(Backend):
         self.pool = []
 
     def take(self, key, layer):
-        """A wrapper that no plan has: what it copies to the device, and that copy, are the one plan's."""
+        """A wrapper that no plan uses: its host data, and their copy on the device, belong to one plan."""
         for n, (kind, wrapper, event) in enumerate(self.pool):
             if kind == key and event.query():
                 del self.pool[n]

@@ -29,7 +29,7 @@ class FlashMla(Backend):
                       "sequence's end makes its output NaN")]
 
     def plan(self, batch):
-        """What FlashMLA keeps of a batch, for each KV group and number of heads."""
+        """FlashMLA's metadata of a batch, for each KV group and number of heads."""
         made = {}
         for layer in self.layers:
             keys = batch.keys(layer)

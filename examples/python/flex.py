@@ -69,7 +69,7 @@ class Flex(Sdpa):
 
     @staticmethod
     def change(layer, slopes, first_query, first_key):
-        """What is done to the scaled score of query m and key n of head h."""
+        """Modify the scaled score of query m and key n of head h."""
         def score(given, b, h, m, n):
             if layer.has_alibi:
                 given = given - slopes[h] * (first_query + m - first_key - n).abs()

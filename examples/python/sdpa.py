@@ -97,7 +97,7 @@ class Sdpa(Backend):
     @staticmethod
     def gather(cache, given, keys, s, n, start, stop, first_new, row, num_new):
         """Keys start .. stop - 1 of sequences s .. s + n - 1: [n, heads, keys, dim]. The new ones are read where they
-        are given, for not all of them need be saved; what else lies in a page may be anything."""
+        are given, as not all of them need be saved; the rest of a page is undefined."""
         size, cached = keys.page_size, stop if given is None else min(stop, first_new)
         parts = []
         if start < cached:

@@ -21,22 +21,22 @@ extern const char *const cpu_isa_choices[4];
         .doc = "instruction set of the kernels; auto = the widest that this processor has"         \
     }
 
-/* Kernels of one instruction set. A plugin has an array of them, from the widest down; what the
- * compiler could not build is not there. */
+/* Kernels of one instruction set. A plugin has an array of them, from the widest down; it lacks
+ * those that the compiler could not build. */
 typedef struct cpu_isa_build {
     int32_t isa;
     const void *kernels;
 } cpu_isa_build;
 
-/* The widest kernels that there are and that run here, or those of `isa`. DEPENDENCY_MISSING. */
+/* The widest kernels that were built and run here, or those of `isa`. DEPENDENCY_MISSING. */
 attn_status cpu_isa_choose(const cpu_isa_build *builds, size_t count, int32_t isa,
                            const void **kernels, attn_error *error);
 
-/* Add the reasons why a device cannot have kernels of `isa`, which are among the builds or not. */
+/* Add the reasons why a device cannot run kernels of `isa`, or why they were not built. */
 void cpu_isa_check(const cpu_isa_build *builds, size_t count, int32_t isa,
                    const attn_device *device, attn_verdict *verdict);
 
-/* Do this processor and its operating system allow it? */
+/* Do this processor and its operating system support it? */
 int cpu_isa_is_here(int32_t isa);
 
 /* Does this processor multiply pairs of bf16? With CPU_ISA_AVX512. */

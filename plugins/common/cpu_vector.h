@@ -56,7 +56,7 @@ INLINE vf splat(float x)
 #endif
 }
 
-/* mask ? a : b, lane by lane; mask is the outcome of a comparison. */
+/* mask ? a : b, lane by lane; mask is the result of a comparison. */
 INLINE vf choose(vi mask, vf a, vf b)
 {
     return (vf)(((vi)a & mask) | ((vi)b & ~mask));

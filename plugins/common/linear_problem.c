@@ -73,7 +73,7 @@ static attn_status check_heads(const linear_question *ask, attn_error *error)
 static attn_status check_sense(const linear_question *ask, attn_error *error)
 {
     attn_status status = attn_util_require_layers(&ask->group, error);
-    /* What else stands there is for others to judge. */
+    /* Other fields of such a group are not checked. */
     if (status != ATTN_OK || !is_linear(ask))
         return status;
     if (!ask->group.linear)

@@ -17,7 +17,7 @@ enum {
 /* Promises that rows computed by chunks, which begin with the batch, do not keep. */
 enum { LINEAR_INVARIANT = ATTN_TRAIT_BATCH_INVARIANT | ATTN_TRAIT_CUT_INVARIANT };
 
-/* A problem in structs of ours, whatever size the caller's have. */
+/* A problem in structs of full size. */
 typedef struct linear_question {
     attn_problem problem;
     attn_layer_group group;
@@ -34,8 +34,8 @@ attn_status linear_question_init(linear_question *ask, const attn_problem *probl
 /* Reasons of all but the device; `graph_level`: the plugin's best. */
 void linear_question_check(const linear_question *ask, uint32_t graph_level, attn_verdict *verdict);
 
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
+/* Refusals of bounds by query, as one message: UNSUPPORTED, or INVALID_ARGUMENT for unknown bounds.
+ */
 attn_status linear_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 #endif /* PLUGINS_LINEAR_PROBLEM_H */

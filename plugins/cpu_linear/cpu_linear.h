@@ -23,7 +23,7 @@
 
 enum {
     CHUNK = 64,                /* rows */
-    HEAD_BLOCK = 4,            /* v heads of a block at most; what they share is computed once */
+    HEAD_BLOCK = 4,            /* v heads of a block at most; shared products are computed once */
     TASKS_OF_WORKER = 4,       /* in a decode, at least: the last ones to end differ little */
     MAX_DIM = LINEAR_MOST_DIM, /* of a head */
     MAX_WIDTH = LINEAR_MOST_WIDTH, /* of the convolution */
@@ -38,7 +38,7 @@ typedef struct linear_options {
     int32_t recurrent_tokens; /* sequences of at most this many rows go row by row */
 } linear_options;
 
-/* The values, defaults where `given` is NULL. CONFIG_ERROR for a value that can not be. */
+/* The values, or the defaults if `given` is NULL. CONFIG_ERROR for an invalid value. */
 attn_status linear_options_read(const attn_options *given, linear_options *options,
                                 attn_error *error);
 
@@ -52,7 +52,7 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-/* A layer group, as far as it matters here. */
+/* The plugin's record of a layer group. */
 typedef struct linear_group {
     uint32_t family;
     int32_t k_heads; /* 0: short_conv */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * forward.c: one layer: check the call, take all heads of all sequences through their rows, write
- * the convolution's states. When it returns all is done.
- */
+ * the convolution's states. Complete on return. */
 #include "cpu_linear.h"
 
 #include "attn_plugin_util.h"
@@ -34,8 +33,8 @@ static attn_status heads_task(void *arg, int64_t task, uint32_t worker)
 }
 
 /* Blocks are tasks of their own where a sequence has many rows. A decode is limited by memory: a
- * worker goes through states that lie one after the other, or what is prefetched after its own
- * would be taken from the worker that changes it. */
+ * worker processes adjacent states; otherwise its prefetches beyond its own states would take cache
+ * lines from the worker that changes them. */
 static attn_status run_heads(linear_call *call, int decode, attn_error *error)
 {
     const attn_services *services = call->instance->services;

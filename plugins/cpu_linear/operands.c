@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: from attn_forward_args to a linear_call: everything that can be wrong with a call is
- * found here.
- */
+ * operands.c: from attn_forward_args to a linear_call: finds every fault of a call. */
 #include "cpu_linear.h"
 
 #include "attn_plugin_util.h"

@@ -12,7 +12,7 @@
 #define FAIL(error, ...)                                                                           \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, ATTN_FIELD_BATCH, "" __VA_ARGS__)
 
-/* What is read of a batch, in structs of ours. */
+/* The parts of a batch that are read, in structs of full size. */
 typedef struct plan_source {
     attn_batch batch;
     const int32_t *indptr;      /* NULL in DECODE */
@@ -120,7 +120,7 @@ static attn_status find_slots(const attn_metadata *metadata, linear_slots *slots
     return ATTN_OK;
 }
 
-/* Lengths decide nothing here; bounds are bounds nevertheless. */
+/* Lengths do not affect the plan, but must obey the bounds. */
 static attn_status check_lengths(const attn_metadata *metadata, const plan_source *from,
                                  attn_error *error)
 {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin.c: cpu_linear, recurrent layers on the host's processor: what it is called, what can be
- * set, and the one exported function.
- */
+ * plugin.c: cpu_linear, recurrent layers on the host's processor: names, options, and the exported
+ * function. */
 #include "cpu_linear.h"
 
 #include "attn_plugin_util.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what cpu_linear can do, by plugins/common/linear_problem.h.
- */
+ * query.c: limits of cpu_linear, by plugins/common/linear_problem.h. */
 #include "cpu_linear.h"
 
 static void tell_memory(const linear_question *ask, const attn_services *services,
@@ -33,8 +32,8 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
         return attn_util_fail(error, ATTN_INVALID_ARGUMENT, "verdict is NULL");
     attn_util_verdict_begin(given, &verdict);
     cpu_isa_check(linear_builds, linear_num_builds, read.isa, &ask.device, &verdict);
-    /* How a sequence is cut into batches shows in the last bits, as chunks begin with the batch,
-     * unless it is asked that it does not. */
+    /* Chunks begin with the batch, so the last bits depend on the cuts of a sequence unless a
+     * problem requires that they do not. */
     uint32_t invariant = ask.problem.required_traits & LINEAR_INVARIANT ? LINEAR_INVARIANT : 0;
     ask.exact = invariant != 0;
     /* Nothing is enqueued on a processor, so nothing can be captured. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * scratch.h: what a worker computes a block of heads in. Rows are padded with zeros to whole panels
- * (k_stride, v_stride), so that vectors need no tails.
- */
+ * scratch.h: a worker's memory for a block of heads. Rows are padded with zeros to whole panels
+ * (k_stride, v_stride), so that vectors need no tails. */
 #ifndef CPU_LINEAR_SCRATCH_H
 #define CPU_LINEAR_SCRATCH_H
 
@@ -34,8 +33,8 @@ typedef struct linear_scratch {
     float whole_low;   /* lightning: what rounding took from `whole`; else 0 */
 } linear_scratch;
 
-/* Set the pointers into `memory`; returns the floats it takes. With memory NULL it says that
- * alone. */
+/* Set the pointers into `memory`; returns the floats it takes. With memory NULL it only returns the
+ * size. */
 int64_t linear_scratch_init(linear_scratch *scratch, const linear_group *group, float *memory);
 
 #endif /* CPU_LINEAR_SCRATCH_H */

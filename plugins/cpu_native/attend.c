@@ -3,11 +3,10 @@
  * attend.c: one unit of work, on a worker's own scratch:
  *
  *   load the queries; for each split of the keys, for each tile of 64 keys in it:
- *     what does each row see? nothing: next tile
+ *     which keys does each row see? none: next tile
  *     pack keys; scores; softmax against the maximum so far; pack values; add them up
  *   then merge the split into the rows' results, or leave it as a partial result
- *   write outputs and LSE
- */
+ *   write outputs and LSE */
 #include "attend.h"
 
 #include "attn_plugin_util.h"
@@ -69,7 +68,7 @@ static void load_queries(const layer_call *call, const work_unit *unit, int32_t 
     }
 }
 
-/* What ALiBi needs to know of the rows. */
+/* Parameters of the rows for ALiBi. */
 static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_head,
                       const visibility *v, row_block *block)
 {
@@ -80,7 +79,7 @@ static void load_rows(const layer_call *call, const work_unit *unit, int32_t kv_
     }
 }
 
-/* No key has been met. Of latents nothing is cleared: the first tile begins sums instead. */
+/* No key so far. Sums of latents are not cleared: the first tile begins them. */
 static void reset_rows(const cpu_group *group, row_block *block)
 {
     for (int32_t r = 0; r < block->rows; r++) {
@@ -136,7 +135,7 @@ static void write_rows(const layer_call *call, const work_unit *unit, int32_t kv
     for (int32_t r = 0; r < unit->rows; r++) {
         row_place place = place_of(call, unit, kv_head, r);
         float *out = w->out + (int64_t)r * w->block.value_stride;
-        if (w->out_sum[r] == 0) /* no key was met, and what stands there was never set */
+        if (w->out_sum[r] == 0) /* there was no key, and the sums were never set */
             memset(out, 0, sizeof *out * (size_t)w->block.value_stride);
         write_row(call, place.row, place.head, out, w->out_max[r], w->out_sum[r]);
     }
@@ -299,7 +298,7 @@ row_format cpu_new_format(const cpu_group *group, const float *scales, int32_t s
     return format;
 }
 
-/* How rows of the cache and new rows are read. */
+/* The reading of cached and new rows. */
 static void set_formats(const layer_call *call, const cache_view *cache, const float *given,
                         int32_t seq, int32_t kv_head, tile_source *source)
 {
@@ -316,11 +315,11 @@ static void set_formats(const layer_call *call, const cache_view *cache, const f
     source->formats[1].stored_as = group->fp8;
     source->formats[1].stored_decode = group->decode;
     source->formats[1].stored_scale = scale;
-    if (group->mla.expanded || source->scaled) /* what the cache holds is not what is read */
+    if (group->mla.expanded || source->scaled) /* cached values differ from the given ones */
         source->formats[1].stored_as = NULL;
 }
 
-/* What each row sees of the keys [first, first + 64); returns what any row sees. */
+/* The keys of [first, first + 64) that each row sees; returns those that any row sees. */
 static uint64_t look(const layer_call *call, const work_unit *unit, const visibility *v,
                      int64_t first, uint64_t *visible)
 {
@@ -469,7 +468,7 @@ static void merge_split(const layer_call *call, worker_scratch *w)
                                        block->sum[r], block->value_stride);
 }
 
-/* Nothing so far: what stands in `out` is not read. */
+/* No split so far: `out` is not read. */
 static void reset_out(worker_scratch *w)
 {
     for (int32_t r = 0; r < w->block.rows; r++) {

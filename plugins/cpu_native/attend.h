@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend.h: what a worker has at hand while it does a unit of work: private to attend.c and to what
- * mla/ does in its place.
- */
+ * attend.h: a worker's state during a unit of work: private to attend.c and to the code of mla/
+ * that replaces it. */
 #ifndef CPU_NATIVE_ATTEND_H
 #define CPU_NATIVE_ATTEND_H
 

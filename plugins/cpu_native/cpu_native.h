@@ -37,7 +37,7 @@ typedef struct cpu_options {
     int32_t round_probabilities;
 } cpu_options;
 
-/* The values, defaults where `given` is NULL. CONFIG_ERROR for a value that can not be. */
+/* The values, or the defaults if `given` is NULL. CONFIG_ERROR for an invalid value. */
 attn_status cpu_options_read(const attn_options *given, cpu_options *options, attn_error *error);
 
 extern const attn_backend_type cpu_native_type;
@@ -48,15 +48,15 @@ attn_status cpu_query(const attn_backend_type *type, const attn_options *options
                       const attn_services *services, const attn_problem *problem,
                       attn_verdict *verdict, attn_error *error);
 
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
+/* Refusals of bounds by query, as one message: UNSUPPORTED, or INVALID_ARGUMENT for unknown bounds.
+ */
 attn_status cpu_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
 typedef attn_util_layer cpu_layer;
 
-/* A layer group, as far as it matters here. */
+/* The plugin's record of a layer group. */
 typedef struct cpu_group {
     uint32_t modes;      /* ATTN_MODE_BIT set */
     mla_group mla;       /* zero unless it is latent attention */
@@ -140,7 +140,7 @@ typedef struct work_unit {
     int64_t part;      /* rows of partial results before those of this unit, per KV head */
 } work_unit;
 
-/* How a layer group works on a batch. */
+/* The plan of a layer group for a batch. */
 typedef struct group_plan {
     cpu_sequence *sequences; /* [bounds.max_seqs] */
     work_unit *units;        /* tasks / kv_heads */
@@ -168,7 +168,7 @@ enum {
               /* eighth of the time */
 };
 
-/* What a group's plan and scratch are sized for. */
+/* Capacities of a group's plan and scratch. */
 typedef struct group_capacity {
     int64_t units;
     int64_t merges;
@@ -203,7 +203,7 @@ group_capacity cpu_group_capacity(const cpu_group *group, const cpu_options *opt
                                   uint32_t num_workers, const attn_bounds *bounds);
 /* Bytes of scratch for such groups: the most that one of them needs. */
 uint64_t cpu_scratch_bytes(const group_capacity *capacities, uint32_t count, uint32_t num_workers);
-/* Of these, where what sparse groups share begins. */
+/* Offset, within these, of the memory that sparse groups share. */
 uint64_t cpu_shared_offset(const group_capacity *capacities, uint32_t count, uint32_t num_workers);
 
 /* Bytes of host metadata. */
@@ -279,8 +279,8 @@ typedef struct layer_call {
 attn_status cpu_call_init(layer_call *call, attn_metadata *metadata, int32_t layer_id,
                           const attn_forward_args *args, attn_error *error);
 
-/* Its parts that either kind of attention has: an operand of `rows` rows or more; out and lse; k
- * and v; what new keys have to agree with. */
+/* Checks shared by both kinds of attention: an operand of `rows` rows or more; out and lse; k and
+ * v; slots of new keys. */
 attn_status cpu_get_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                          int64_t rows, const attn_tensor **operand, attn_error *error);
 attn_status cpu_get_outputs(layer_call *call, const attn_forward_args *args, attn_error *error);
@@ -302,20 +302,20 @@ attn_status cpu_merge_task(void *arg, int64_t task, uint32_t worker);
 void cpu_save_head(const layer_call *call, const void *from, const row_format *format,
                    const float *scale, int32_t dim, char *to);
 
-/* How a new row of a KV head is read, if its scales are these. */
+/* The reading of a new row of a KV head with these scales. */
 row_format cpu_new_format(const cpu_group *group, const float *scales, int32_t seq,
                           int32_t kv_head);
 
 /* Tasks of cpu_save_task. */
 int64_t cpu_save_tasks(const layer_call *call);
 
-/* Do tasks; where one found a slot to lie outside the cache the error says so. */
+/* Run tasks; if one finds a slot outside the cache, the error says so. */
 attn_status cpu_run(layer_call *call, int64_t count, attn_task task, void *arg, attn_error *error);
 
-/* Remember where a slot was out of the cache, and return what the task then returns. */
+/* Record a slot outside the cache, and return the task's status for it. */
 attn_status cpu_call_fault(layer_call *call, int32_t seq, int64_t at, int64_t slot);
 
-/* What the queries of a planned sequence see. */
+/* The visibility of keys for the queries of a planned sequence. */
 void cpu_visibility(const attn_metadata *metadata, const cpu_group *group, const group_plan *plan,
                     int32_t seq, visibility *v);
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * forward.c: one layer: check the call, save new KV, attend, merge. When it returns all is done.
- */
+ * forward.c: one layer: check the call, save new KV, attend, merge. Complete on return. */
 #include "cpu_native.h"
 
 #include "attn_plugin_util.h"

@@ -42,7 +42,7 @@ static inline int32_t panel_round(int32_t n)
     return (n + PANEL - 1) / PANEL * PANEL;
 }
 
-/* How a query, key or value is turned into fp32. */
+/* The conversion of a query, key or value to fp32. */
 typedef struct row_format {
     attn_dtype dtype;
     const float *decode;         /* fp8: [256] values of all codes, before the scale */
@@ -53,7 +53,7 @@ typedef struct row_format {
     int32_t packed; /* the cache is mla.latent_fp8/1, whose scales are in the rows */
 } row_format;
 
-/* Where a tile's keys, or values, lie. */
+/* The addresses of a tile's keys or values. */
 typedef struct tile_source {
     const void *rows[TILE_KEYS]; /* NULL: no row sees it and nothing is read; zeros are packed */
     uint64_t fresh;              /* bit j: row j comes from the arguments, else from the cache */
@@ -62,14 +62,14 @@ typedef struct tile_source {
     float scales[TILE_KEYS];
 } tile_source;
 
-/* What makes a score of q.k. */
+/* Parameters that turn q.k into a score. */
 typedef struct score_rule {
     float scale;
     float cap;     /* 0 = off */
     int has_alibi; /* slopes and positions hold */
 } score_rule;
 
-/* The rows of a tile and what is known of them so far. Arrays of TILE_ROWS in whole panels. */
+/* The rows of a tile and their results so far. Arrays of TILE_ROWS in whole panels. */
 typedef struct row_block {
     int32_t rows;
     int32_t dim;          /* of queries and keys */
@@ -102,7 +102,7 @@ typedef struct cpu_kernels {
     void (*score)(const row_block *block, const float *key_panels);
 
     /* The same scores for FEW_ROWS rows at most, where packing would take longest: keys are read
-     * where they lie. Values of the same tile are asked for on the way. temp: [16 * MAX_DIM];
+     * where they lie. Values of the same tile are prefetched on the way. temp: [16 * MAX_DIM];
      * panels: as of pack_keys, for instruction sets that pack nevertheless. */
     void (*score_few)(const row_block *block, const tile_source *keys, const tile_source *values,
                       float *temp, float *panels);
@@ -115,7 +115,7 @@ typedef struct cpu_kernels {
     void (*accumulate)(const row_block *block, const float *value_panels, int exact);
 
     /* The same sums for FEW_ROWS rows at most; values are read where they lie, none that a row does
-     * not see. next_keys: of the next tile, which are asked for on the way; NULL = none. temp:
+     * not see. next_keys: of the next tile, which are prefetched on the way; NULL = none. temp:
      * [64][value_stride]. */
     void (*accumulate_few)(const row_block *block, const tile_source *values,
                            const tile_source *next_keys, int32_t dim, float *temp);

@@ -20,7 +20,7 @@
 
 enum { ALIGNMENT = 64 };
 
-/* Memory for partial results: where it does not suffice, tiles are left in one piece. */
+/* Memory for partial results: if it does not suffice, tiles stay undivided. */
 #define PART_BYTES_PER_WORKER ((int64_t)8 << 20)
 
 static int64_t least(int64_t a, int64_t b)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: from attn_forward_args to a layer_call: everything that can be wrong with a call is
- * found here, but for slots, which are looked at when they are used.
- */
+ * operands.c: from attn_forward_args to a layer_call: finds every fault of a call except invalid
+ * slots, which are found when they are used. */
 #include "cpu_native.h"
 
 #include "attn_plugin_util.h"

@@ -201,7 +201,7 @@ static attn_status find_sequence(const attn_metadata *metadata, const cpu_group 
     return status == ATTN_OK ? check_table(plan, s, sequence, error) : status;
 }
 
-/* All sequences of a group, and what they add up to. */
+/* All sequences of a group, and their sums. */
 static attn_status find_sequences(attn_metadata *metadata, const cpu_group *group, group_plan *plan,
                                   attn_error *error)
 {
@@ -341,7 +341,7 @@ void cpu_visibility(const attn_metadata *metadata, const cpu_group *group, const
     }
 }
 
-/* The splits that the rows of `unit` see anything of. */
+/* The splits of which the rows of `unit` see keys. */
 static void find_splits(const visibility *v, int32_t ratio, int32_t split, work_unit *unit)
 {
     int64_t first = INT64_MAX, end = 0;

@@ -1,20 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin.c: cpu_native, attention on the host's processor: what it is called, what can be set, and
- * the one exported function.
+ * plugin.c: cpu_native, attention on the host's processor: names, options, and the exported
+ * function.
  *
  * The plugin to read first, and to copy. A reader meets:
  *
  *   1. plugin.c      options and tables
- *   2. query.c       what it can do
+ *   2. query.c       limits
  *   3. instance.c    an instance for a model's layer groups
- *   4. memory.c      what a batch needs in memory
+ *   4. memory.c      memory for a batch
  *   5. plan.c        a batch cut into units of work
  *   6. forward.c     a layer: operands.c checks, save.c writes KV, attend.c computes
  *   7. kernels.inc   the inner loops
  *
- * All of it reads as softmax attention; latent attention has its own folder (mla/mla.h).
- */
+ * All of it reads as softmax attention; latent attention has its own folder (mla/mla.h). */
 #include "cpu_native.h"
 
 #include "plugins/common/plugin_entry.h"

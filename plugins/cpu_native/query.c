@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what cpu_native can do. A problem goes through a table of small checks; each adds the
- * reasons it finds, so that a person reads all of them at once.
- */
+ * query.c: limits of cpu_native. A problem passes through a table of small checks; each adds its
+ * reasons, so that a refusal lists all of them. */
 #include "query.h"
 
 #include "attn_plugin_util.h"
@@ -36,7 +35,7 @@ static attn_status check_sense(const question *ask, attn_error *error)
 {
     const attn_layer_group *group = &ask->group;
     attn_status status = attn_util_require_layers(group, error);
-    /* What else stands there is for others to judge. */
+    /* Other fields of such a group are not checked. */
     if (status != ATTN_OK || !is_served(group))
         return status;
     status = attn_util_require_softmax(group, error);
@@ -125,9 +124,9 @@ static int kind_of(attn_dtype dtype)
     return is_operand_dtype(dtype) ? PLAIN : is_fp8(dtype) ? QUANTISED : 0;
 }
 
-/* What dtypes are, or may become where they are refused, so that reasons suit each other: each of a
- * kind, or, where another one leaves no choice, `only` that. A cache that is not quantised has the
- * dtype of new k, v; where there is none kv_dtype is q's. */
+/* The dtypes, or the accepted ones if they are refused, so that reasons agree: each of a kind, or
+ * `only` one if another dtype leaves no choice. A cache that is not quantised has the dtype of new
+ * k, v; where there is none kv_dtype is q's. */
 typedef struct settled {
     int q, fresh, kv; /* kinds */
     attn_dtype only_q, only_fresh, only_kv;
@@ -223,7 +222,7 @@ static void check_dtypes(const question *ask, attn_verdict *verdict)
         REFUSE(DTYPE, OUT_DTYPE, names[BOTH], "%s", attn_util_dtype_name(problem->out_dtype));
 }
 
-/* Where the dtype of a cache has to change, it may become a quantised one or not. */
+/* If the dtype of a cache must change, it may become a quantised one or not. */
 void query_check_scales(const question *ask, int scaled, int open, int per_head,
                         attn_verdict *verdict)
 {

@@ -8,7 +8,7 @@
 #include "cpu_native.h"
 #include "attn_plugin_util.h"
 
-/* A problem in structs of ours, whatever size the caller's have. */
+/* A problem in structs of full size. */
 typedef struct question {
     attn_problem problem;
     attn_layer_group group;

@@ -10,7 +10,7 @@
 
 #include "kernels.h"
 
-/* What one sequence's queries see, and why. Absent parts are NULL. */
+/* The rules for the queries of one sequence. Absent parts are NULL. */
 typedef struct visibility {
     int32_t window_left;      /* -1 = no limit */
     int32_t window_right;     /* -1 = no limit; -1 too where a mask replaces it */
@@ -58,7 +58,7 @@ static inline void position_range(const visibility *v, int64_t i, int64_t *lo, i
     }
 }
 
-/* The outline of what query t sees: keys [*lo, *hi), within [first_key, kv_len). */
+/* The outline of the keys of query t: [*lo, *hi), within [first_key, kv_len). */
 static inline void visible_range(const visibility *v, int32_t t, int64_t *lo, int64_t *hi)
 {
     position_range(v, query_position(v, t), lo, hi);
@@ -97,7 +97,7 @@ static inline uint64_t read_bits(const uint8_t *bits, int64_t at, int64_t count)
     return word;
 }
 
-/* What the custom mask lets query t see of the keys [first, first + 64). */
+/* The keys of [first, first + 64) that the custom mask shows to query t. */
 static inline uint64_t mask_word(const visibility *v, int32_t t, int64_t first)
 {
     int64_t from = v->bits_skip > first ? v->bits_skip : first; /* first key with a bit */
@@ -110,7 +110,7 @@ static inline uint64_t mask_word(const visibility *v, int32_t t, int64_t first)
     return word;
 }
 
-/* What query t's item lets it see: the prefix and its item up to itself. */
+/* The keys that query t's item shows to it: the prefix and its item up to itself. */
 static inline uint64_t item_word(const visibility *v, int32_t t, int64_t first)
 {
     int64_t i = (int64_t)v->prefix_len + t;
@@ -120,7 +120,7 @@ static inline uint64_t item_word(const visibility *v, int32_t t, int64_t first)
     return bit_range(0, v->items_start - first) | bit_range(start - first, i + 1 - first);
 }
 
-/* What window and chunk let query t see where positions are explicit. */
+/* The keys that window and chunk show to query t with explicit positions. */
 static inline uint64_t position_word(const visibility *v, int32_t t, int64_t first)
 {
     int64_t lo, hi;
@@ -133,7 +133,7 @@ static inline uint64_t position_word(const visibility *v, int32_t t, int64_t fir
     return word;
 }
 
-/* What query t sees of the keys [first, first + 64): bit j for key first + j. */
+/* The keys of [first, first + 64) that query t sees: bit j for key first + j. */
 static inline uint64_t visible_word(const visibility *v, int32_t t, int64_t first)
 {
     int64_t lo, hi;

@@ -2,12 +2,11 @@
  *
  * dsa_like.h: sparse attention to latents on Hopper, and the file of each part.
  *
- *   query.c     which problems it takes
+ *   query.c     supported problems
  *   instance.c  groups, kernels; an instance of flashmla_like, which attends
  *   metadata.c  a batch, planned on the device; the batch of flashmla_like made of it
- *   operands.c  which steps a call takes, and their tensors
- *   forward.c   launches                       kernels/dsa.h says of what
- */
+ *   operands.c  the steps of a call, and their tensors
+ *   forward.c   launches                       kernels/dsa.h says of what */
 #ifndef DSA_LIKE_H
 #define DSA_LIKE_H
 
@@ -50,7 +49,7 @@ struct attn_metadata {
     char *scratch;       /* device: lists, then logits */
 };
 
-/* What a call does, and with what. */
+/* The steps of a call, and their arguments. */
 typedef struct dsa_call {
     int saves, labels, chooses, attends;
     int keeps_logits; /* 1 = in scratch */

@@ -78,7 +78,7 @@ static attn_status load_kernels(attn_instance *made, attn_error *error)
     return status;
 }
 
-/* A problem of flashmla_like, in structs of ours. */
+/* A problem of flashmla_like, in structs of full size. */
 typedef struct posed {
     attn_problem problem;
     attn_layer_group group;

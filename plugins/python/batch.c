@@ -4,7 +4,7 @@
  */
 #include "plugins/python/python.h"
 
-/* What is being handed over. */
+/* The batch that is passed on. */
 struct pass {
     const attn_metadata *metadata;
     attn_error *error;
@@ -16,7 +16,7 @@ static bool on_processor(const struct pass *pass)
     return pass->metadata->instance->device_type == ATTN_DEVICE_CPU;
 }
 
-/* Rows whose number is known on the device alone: a view that reaches beyond them, to be cut. */
+/* Rows whose number only the device knows: a view that may exceed them, to be cut. */
 #define UNKNOWN ((int64_t)INT32_MAX)
 
 static py_object *pass_array(struct pass *pass, const void *data, attn_dtype dtype, int32_t device,
@@ -40,7 +40,7 @@ static py_object *pass_array(struct pass *pass, const void *data, attn_dtype dty
     return made ? made : python_none();
 }
 
-/* On the device where it is there; `stride` = 0 for a vector. */
+/* The device's array if there is one; `stride` = 0 for a vector. */
 static py_object *pass_i32(struct pass *pass, const attn_i32_array *array, int64_t rows,
                            int64_t stride)
 {

@@ -28,7 +28,7 @@ struct py_api py;
 
 /* ---- The library ----------------------------------------------------------------------------- */
 
-/* What an interpreter answers when it is asked: its own path, then its library, a line each. */
+/* Output of an interpreter that is asked: its own path, then its library, one per line. */
 struct interpreter {
     char program[PATH_MAX];
     char library[PATH_MAX];
@@ -164,8 +164,8 @@ static void set_program(void *handle, const char *program)
         set(wide);
 }
 
-/* Handlers of signals and the locale are the process's: they are left as they were. Python's module
- * of signals takes SIGINT when it is imported, which something always does. */
+/* Signal handlers and the locale belong to the process and stay unchanged. Python's signal module
+ * takes SIGINT on import, which happens in every process. */
 static void initialise(void *handle, const char *program)
 {
     struct sigaction interrupt;
@@ -182,7 +182,7 @@ static void initialise(void *handle, const char *program)
     py.PyEval_SaveThread();
 }
 
-/* What LLVM, and with it Triton, takes for itself when it compiles for the first time. */
+/* Signals that LLVM, and with it Triton, takes at its first compilation. */
 static const int signals[PYTHON_NUM_SIGNALS] = {
     SIGHUP,  SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGPIPE, SIGILL,  SIGTRAP,
     SIGABRT, SIGFPE, SIGBUS,  SIGSEGV, SIGQUIT, SIGSYS,  SIGXCPU, SIGXFSZ};

@@ -62,7 +62,7 @@ struct py_api {
 extern struct py_api py; /* complete once python_start() has succeeded */
 
 /* Find, open and initialise Python, and load attnhost.backend. Once it has succeeded, further calls
- * do nothing. DEPENDENCY_MISSING with what was looked for. [any-thread] */
+ * do nothing. DEPENDENCY_MISSING with the names that were searched. [any-thread] */
 attn_status python_start(attn_error *error);
 
 /* Is there an interpreter to enter? Not once a process of Python is at its end. [any-thread] */
@@ -85,7 +85,8 @@ py_object *python_call(py_object *callable, py_object *arguments, attn_error *er
 attn_status python_run(py_object *object, const char *method, py_object *arguments,
                        attn_error *error);
 
-/* What such an answer says. The reference is taken; NULL is what python_call() returns. */
+/* The status of such an answer. The reference is taken; NULL is accepted as the result of
+ * python_call(). */
 attn_status python_status(py_object *answer, attn_error *error);
 
 /* ATTN_FIELD_* by its name; ATTN_FIELD_NONE = no field is called so. */

@@ -209,7 +209,7 @@ static attn_status read_sets(struct python_kind *kind, py_object *declaration, a
     limits->group_flags = flags & (ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI);
     kind->caps_logits = flags >> 2 & 1u;
     limits->chunks = flags >> 3 & 1u;
-    while (level > 1u) { /* the highest one that is named */
+    while (level > 1u) { /* the largest listed value */
         level >>= 1;
         limits->graph_level++;
     }

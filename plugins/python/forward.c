@@ -122,7 +122,7 @@ py_object *python_tensor(const attn_instance *instance, const attn_tensor *tenso
 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
-/* What an operand has to look like, and whether it has to be there. */
+/* The form of an operand, and whether it is required. */
 struct wanted {
     uint32_t role;
     bool needed;
@@ -234,7 +234,7 @@ static py_object *pass_operand(const struct call *call, uint32_t role, const att
     return kept->tensor;
 }
 
-/* Every operand that is there, by role, each of the form that its layer has. NULL and *status. */
+/* All given operands by role, each in the form of its layer. NULL and *status. */
 static py_object *pass_operands(const struct call *call, attn_status *status, attn_error *error)
 {
     struct wanted list[MAX_WANTED];

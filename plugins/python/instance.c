@@ -40,7 +40,7 @@ static py_object *describe_layer(const attn_util_model_layer *layer,
     return tuple;
 }
 
-/* What attn_util_create_model() does not keep. */
+/* Data that attn_util_create_model() does not keep. */
 static attn_status keep_more(attn_instance *made, const attn_problem *problems,
                              uint32_t num_problems, attn_error *error)
 {
@@ -245,7 +245,7 @@ static attn_status metadata_create(attn_instance *instance, uint32_t kind, const
 
 /* ---- A batch --------------------------------------------------------------------------------- */
 
-/* On a GPU only what the host knows is looked at: lengths where the class asked for them. */
+/* On a GPU, only host data is checked: lengths, if the class has asked for them. */
 static attn_status check_batch(const attn_metadata *metadata, const attn_batch *given,
                                attn_error *error)
 {

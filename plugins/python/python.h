@@ -5,15 +5,14 @@
  *
  *   capi.c      the interpreter
  *   source.c    a source: its plugin's table, its classes
- *   declare.c   what a class declares: limits, ranges, options
+ *   declare.c   declarations of a class: limits, ranges, options
  *   query.c     questions, answered by the declaration; `supports` of the class is asked last
  *   instance.c  instances and metadata
  *   batch.c     a batch as Python sees it
  *   forward.c   operands, checked and handed over without a copy (DLPack)
  *
  * The other side is python/attnhost/backend.py, which is embedded (embed.sh). The GIL is held in
- * calls alone.
- */
+ * calls alone. */
 #ifndef PLUGINS_PYTHON_PYTHON_H
 #define PLUGINS_PYTHON_PYTHON_H
 
@@ -46,7 +45,7 @@ struct python_kind {
     double cost_hint;
 };
 
-/* Fill in `kind` from its object. CONFIG_ERROR names what is wrong. With the GIL. */
+/* Fill in `kind` from its object. CONFIG_ERROR names the fault. With the GIL. */
 attn_status python_declare(struct python_kind *kind, attn_error *error);
 
 /* The slots of every kind's type. */

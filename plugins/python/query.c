@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: queries, answered from what a class declares and by its predicates.
- */
+ * query.c: answers to queries, from a class's declarations and its predicates. */
 #include "plugins/python/python.h"
 
 #include <stdlib.h>
@@ -94,7 +93,7 @@ static void list_declared(const struct python_kind *kind, const attn_util_questi
             if (kind->ranges[r].field == number->field && !is_of_other_kind(ask, &kind->ranges[r]))
                 number->accepted = kind->ranges[r].accepted;
         number->counts &= number->field != ATTN_FIELD_PAGE_SIZE || has_cache(kind, ask);
-        /* Where the device has to become a GPU, what that is has to be right as well. */
+        /* If the device must become a GPU, its properties must be right, too. */
         number->counts |=
             number->field == ATTN_FIELD_DEVICE_SM && !(kind->devices >> ATTN_DEVICE_CPU & 1u);
     }
@@ -122,7 +121,7 @@ static const struct number *find_follower(const struct number numbers[NUM_NUMBER
     return NULL;
 }
 
-/* The list, but where another number has to agree the one value with which it does. */
+/* The list, or, if another number must agree, the only value that does. */
 static void refuse_number(attn_util_question *ask, const struct number numbers[NUM_NUMBERS],
                           const struct number *number)
 {

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cache.c: compiled kernels on disk, one file for each SHA-256 of all that went in.
+ * cache.c: compiled kernels on disk, one file for each SHA-256 of all inputs.
  *
  * A file is written next to its place and renamed, so that any number of processes may read and
- * write at once: the worst is that two compile the same. Behind the binary stands a seal, with the
- * key and a checksum of all: what was cut, changed or put there under a false name is not taken,
- * and replaced at the next write. (The binary comes first, so that tools that read it still can.)
- * What lies there is loaded into the GPU, so only a folder that belongs to the user and that no one
- * else can write to is used.
- */
+ * write at once: the worst is that two compile the same. After the binary there is a seal, with the
+ * key and a checksum of all: a truncated, changed or misnamed file is not used, and is replaced at
+ * the next write. (The binary comes first, so that tools that read it still can.) Files are loaded
+ * into the GPU, so only a folder is used that belongs to the user and that no other user can write
+ * to. */
 #include "triton_like.h"
 
 #include <dirent.h>
@@ -26,7 +25,7 @@ enum { STALE_AFTER = 3600 }; /* seconds; a file is written in less than one */
 
 static const char suffix[] = ".cubin", random_part[] = ".XXXXXX";
 
-/* What stands after the binary. */
+/* The seal after the binary. */
 typedef struct cache_seal {
     char magic[8];
     uint64_t size; /* of the binary */

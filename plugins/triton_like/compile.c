@@ -2,9 +2,8 @@
  *
  * compile.c: kernels from source files to loaded functions.
  *
- * A build is one source and a set of constants. What identifies it is everything that goes in: the
- * compiler's version, the options, the source, where it lies (line tables name it) and the headers.
- */
+ * A build is one source and a set of constants. All inputs identify it: the compiler's version, the
+ * options, the source and its path (line tables name it), and the headers. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1 /* NSIG */
 #endif
@@ -24,7 +23,7 @@ enum {
     LOG_SHOWN = 600
 };
 
-/* What NVRTC is given. */
+/* Arguments of NVRTC. */
 typedef struct compile_job {
     kernel_sources sources;
     char version[48]; /* of NVRTC */
@@ -101,7 +100,7 @@ static attn_status compile(const nvrtc_api *nvrtc, const compile_job *job, void 
 
 /* ---- A module -------------------------------------------------------------------------------- */
 
-/* Load what is in the cache; 0 if there is nothing, or nothing that the driver takes. */
+/* Load the kernel from the cache; 0 if it is not there, or the driver refuses it. */
 static int load_cached(const attn_instance *instance, cache_entry *entry, cuda_module *module)
 {
     size_t size = 0;
@@ -131,7 +130,7 @@ static attn_status load_compiled(attn_instance *instance, const compile_job *job
     return status;
 }
 
-/* Said once: the next start compiles again, and that is all. */
+/* Logged once: the only effect is that the next start compiles again. */
 static void warn_of_cache(attn_instance *instance, const cache_entry *entry)
 {
     char text[sizeof entry->trouble + 64];

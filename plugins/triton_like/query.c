@@ -8,7 +8,7 @@
 #include "plugins/common/cuda/image.h"
 #include "attn_plugin_util.h"
 
-/* A problem in structs of ours, whatever size the caller's have. */
+/* A problem in structs of full size. */
 typedef struct question {
     cuda_question asked;
     triton_options options;

@@ -3,9 +3,8 @@
  * sources.c: the text of a kernel and of all that it includes.
  *
  * Headers are found by the #include lines themselves, so that a new one needs no list anywhere, and
- * all of them are handed to NVRTC as text: what is compiled is what was hashed for the cache, even
- * if a file is saved in between.
- */
+ * all of them are handed to NVRTC as text: so the compiled text is the hashed text, even if a file
+ * is saved in between. */
 #include "triton_like.h"
 
 #include "attn_plugin_util.h"

@@ -75,7 +75,7 @@ typedef struct kernel_shape {
 enum { FILE_EXTEND = 0, FILE_DECODE = 1, FILE_SAVE_KV = 2, FILE_COUNT = 3 };
 
 typedef struct kernel_build {
-    int32_t is_whole; /* all that is needed is here */
+    int32_t is_whole; /* all needed kernels are loaded */
     kernel_shape shape;
     cuda_module modules[FILE_COUNT];
     cuda_function extend;
@@ -126,8 +126,8 @@ void triton_constants(const triton_group *group, int variant, const kernel_shape
 attn_status triton_query(const attn_backend_type *type, const attn_options *options,
                          const attn_services *services, const attn_problem *problem,
                          attn_verdict *verdict, attn_error *error);
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or INVALID_ARGUMENT for bounds
- * that are not known. */
+/* Refusals of bounds by query, as one message: UNSUPPORTED, or INVALID_ARGUMENT for unknown bounds.
+ */
 attn_status triton_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 extern const attn_backend_type triton_like_type;
@@ -183,15 +183,14 @@ void sources_finish(kernel_sources *sources);
 typedef struct cache_entry {
     uint8_t key[CACHE_KEY_SIZE];
     char path[MAX_PATH + 96];     /* "" = there is no folder that we may trust and write to */
-    char trouble[MAX_PATH + 256]; /* what is wrong, for people; "" = nothing so far */
+    char trouble[MAX_PATH + 256]; /* the error message; "" = none so far */
 } cache_entry;
 
 /* The entry of `count` pieces of text, each of which counts with its length: its file is named by
  * their SHA-256, in the cache folder, which is made if need be. A folder that others could write to
  * is not used. */
 void cache_find(const char *cache_dir, const char *const *pieces, int count, cache_entry *entry);
-/* What is stored, to the bit what was written under this very key; NULL = nothing. The caller frees
- * it. */
+/* The stored file, bit for bit as written under this key; NULL = none. The caller frees it. */
 void *cache_read(cache_entry *entry, size_t *size);
 /* Store it at once or not at all, even if others do the same. */
 void cache_write(cache_entry *entry, const void *data, size_t size);

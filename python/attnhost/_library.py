@@ -45,7 +45,7 @@ def _refuse_closed(name: str) -> None:
 
 
 def _run(name: str, *arguments: Any) -> Any:
-    """What functions take first is a handle, or made by byref(). None was a handle until close()."""
+    """The first argument of functions is a handle, or made by byref(). A closed handle is None."""
     first = arguments[0] if arguments else ()
     if first is None:
         _refuse_closed(name)

@@ -49,7 +49,7 @@ class Struct(ctypes.Structure):
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """A Python value as what ctypes takes for a member of this kind."""
+    """A Python value converted for ctypes, for a member of this kind."""
     if isinstance(value, str):
         return value.encode()
     if isinstance(value, Struct) and issubclass(kind, ctypes._Pointer):

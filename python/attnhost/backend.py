@@ -52,8 +52,8 @@ class Error(Exception):
 
 
 def need(module: str, package: str) -> Any:
-    """Import an installed module. Where it is missing the backend is refused, and the text says how to
-    install it: need("flashinfer", "flashinfer-python"). A file beside the caller's may be called alike."""
+    """Import an installed module. Where it is missing the backend is refused, and the text says how to install it:
+    need("flashinfer", "flashinfer-python"). A file next to the caller's may have the same name."""
     folder = os.path.dirname(os.path.abspath(sys._getframe(1).f_globals.get("__file__", "")))
     spec = None
     try:
@@ -161,8 +161,8 @@ class Keys:
         return _list(self.kv_new_indptr, self._new_host, "kv_new_indptr")
 
     def slots(self, rows: int) -> Any:
-        """(pages, offsets) of the new rows, from row 0 of k on: for at most `rows` of them, fewer where k
-        has rows of no sequence at its end. Rows that go nowhere have slot 0: write there what is there already."""
+        """(pages, offsets) of the new rows, from row 0 of k on: for at most `rows` of them, fewer where k has rows of
+        no sequence at its end. Rows without a slot get slot 0: write its current contents there."""
         slot = self._slots_of(rows)[0].clip(min=0)
         return slot // self.page_size, slot % self.page_size
 
@@ -338,7 +338,7 @@ class Backend:
         """Compile, tune, warm up: before the first step."""
 
     def plan(self, batch: Batch) -> Any:
-        """Look at a batch once. forward() receives what it returns as `plan`; None = the batch."""
+        """Plan a batch, once. forward() receives the result as `plan`; None = the batch."""
 
     def forward(self, layer: Layer, plan: Any, **operands: Any) -> None:
         """Compute one layer into `out`. Name the parameters that are wanted: layer, plan, batch, keys,
@@ -359,7 +359,7 @@ _LOST = re.compile(r"(CUDA error|Triton Error \[CUDA\]): (an illegal memory acce
 
 
 def _place(error: BaseException) -> str:
-    """Where: the last line of the traceback that is not of this file."""
+    """The place: the last line of the traceback outside of this file."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     if not frames:
         return ""
@@ -391,7 +391,7 @@ def _describe(error: BaseException) -> Tuple[int, str, str]:
 
 
 def _guarded(function: Any) -> Any:
-    """What python.so calls never raises: a failure is its answer."""
+    """Functions that python.so calls never raise: they return a failure."""
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
@@ -404,7 +404,7 @@ def _guarded(function: Any) -> Any:
 
 
 def _import_file(path: str) -> Any:
-    """A file under a name of its own: two may be called alike."""
+    """Import a file under a unique name, as two files may have the same name."""
     stem = os.path.splitext(os.path.basename(path))[0]
     name, folder = f"attnhost_source_{abs(hash(path)):x}_{stem}", os.path.dirname(path)
     if folder not in sys.path:
@@ -483,7 +483,7 @@ def _range_text(field: str, given: Any, accepts: Dict[str, Any]) -> str:
 
 
 def _check_attributes(cls: Any) -> None:
-    """Against declarations that would be read as nothing: of another type, or of a name that is almost ours."""
+    """Refuse declarations that would be ignored: those of another type, or with a name that is almost one of ours."""
     declared = Backend.__annotations__
     for name in declared:
         value, otherwise = getattr(cls, name), getattr(Backend, name)
@@ -570,8 +570,8 @@ class _Kind:
 
     @_guarded
     def collect(self) -> None:
-        """A metadata or an instance is gone: so is what it left in cycles. Where Python was first, that is for its
-        own collector."""
+        """After a metadata or an instance is freed, free the cycles that it left. In a process of Python, its own
+        collector does that."""
         if _is_our_process():
             gc.collect()
 
@@ -757,8 +757,8 @@ def _save_rows(keys: Keys, cache: Any, rows: Any) -> None:
 
 
 def save_rows(torch: Any, slot: Any, page_size: int, cache: Any, rows: Any) -> None:
-    """Rows to their slots, -1 = nowhere. A row that goes nowhere writes what the first one that goes somewhere does,
-    so that the order of writes to a slot does not matter; where none goes anywhere, what is there already."""
+    """Rows to their slots, -1 = none. A row without a slot repeats the write of the first row with one, so that the
+    order of writes to a slot does not matter; if no row has a slot, the current contents are written."""
     saved = slot >= 0
     row = torch.where(saved, torch.arange(len(slot), device=slot.device), saved.int().argmax())
     slot = slot[row].clip(min=0)
@@ -782,7 +782,7 @@ def _no_grad() -> Any:
 
 
 def _streams(device: str) -> Any:
-    """stream -> what makes it PyTorch's current one, if PyTorch is there."""
+    """stream -> a context in which it is PyTorch's current one, if PyTorch is present."""
     if "torch" not in sys.modules:
         return lambda stream: _NOTHING
     import torch
@@ -798,8 +798,8 @@ def _streams(device: str) -> Any:
 
 
 def _captures(device: str) -> Any:
-    """-> what a forward that is captured runs in. What PyTorch allocates there is the graph's for as long as this
-    lives, as a replay writes it again; and a kernel that was not called before may be loaded."""
+    """-> the context of a captured forward. PyTorch's allocations in it belong to the graph as long as this object
+    exists, as a replay writes them again; a kernel that was not called before may be loaded."""
     driver = ctypes.CDLL("libcuda.so.1")
     torch = sys.modules.get("torch")
     pool = torch.cuda.MemPool() if torch else None

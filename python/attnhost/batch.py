@@ -84,7 +84,7 @@ def _refuse_short(name: str, array: Any, least: int) -> None:
 
 
 def _total(indptr: Any, num_seqs: int, otherwise: int) -> int:
-    """What the array counts up to, where that can be read without a device."""
+    """The last entry of an indptr array, if it can be read without a device."""
     host = indptr[0] if isinstance(indptr, tuple) else indptr
     if host is None or operand(host).device_type != _abi.ATTN_DEVICE_CPU:
         return otherwise
@@ -117,7 +117,7 @@ class KVGroup:
                 self.struct.index_forms |= forms[name]
 
     def refuse_short(self, num_seqs: int, num_tokens: int) -> None:
-        """Raise what names the first array with too few entries for so many sequences and new keys."""
+        """Raise an error that names the first array with too few entries for so many sequences and new keys."""
         slots, arrays = self.kept
         for name, more in (("kv_lens", 0), ("kv_new_indptr", 1), ("block_table", 0), ("kv_indptr", 1),
                            ("last_page_len", 0)):

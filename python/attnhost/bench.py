@@ -85,7 +85,7 @@ class Contender:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Whatever the case has taken."""
+        """Free the case's memory."""
         if self.options.device.startswith("cuda"):
             torch.cuda.synchronize()
         for name in ("cache", "run_step", "run_attention", "calls", "sequences"):
@@ -354,7 +354,7 @@ def parts_of(options: Any, batch: int, length: int) -> List[Tuple[slice, slice]]
 
 
 def brief(error: Exception) -> str:
-    """The first line of what it says, and the last, where a compiler's says what was wrong."""
+    """The first line of the message, and the last one, which in a compiler's message has the error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ... ".join(dict.fromkeys((lines[0], lines[-1])))
 
@@ -382,8 +382,8 @@ def contenders(options: Any) -> List[Contender]:
 
 
 def seconds(run: Run, count: int, device: str, queued: bool) -> float:
-    """Of one call, of `count` in a row. On a GPU by its own clock; `queued`: it is busy until the host has
-    enqueued them, so that what the host takes does not count."""
+    """Of one call, of `count` in a row. On a GPU by its own clock; `queued`: it is busy until the host has enqueued
+    them, so that the host's time does not count."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
         for _ in range(count):
@@ -483,7 +483,7 @@ def plot(rows: List[Dict[str, Any]], path: str) -> None:
 
 
 def about(options: Any) -> Dict[str, Any]:
-    """What the numbers depend on."""
+    """The environment on which the numbers depend."""
     cuda = options.device.startswith("cuda")
     return {"device": torch.cuda.get_device_name(options.device) if cuda else "cpu",
             "attnhost": version(), "torch": torch.__version__, "transformers": transformers.__version__,

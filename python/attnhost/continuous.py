@@ -33,8 +33,8 @@ def use_paged(config: Any = None, **sections: Mapping[str, Any]) -> Host:
 def attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
               attention_mask: Optional[torch.Tensor], scaling: Optional[float] = None, dropout: float = 0.0,
               **call: Any) -> Tuple[torch.Tensor, None]:
-    """Rows of several sequences: query [1, heads, rows, dim], key and value [1, kv_heads, keys, dim]. The mask says
-    what lengths and the window say."""
+    """Rows of several sequences: query [1, heads, rows, dim], key and value [1, kv_heads, keys, dim]. The mask is not
+    read, as lengths and the window are equivalent."""
     if isinstance(call.get("cu_seq_lens_k"), dict) and call.get("cache") is not None:  # left to us by 5.23
         key, value = call["cache"].update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=call)
     starts, key_starts = call.get("cu_seq_lens_q"), call.get("cu_seq_lens_k")

@@ -162,7 +162,7 @@ class Engine:
                 for role, width in (("k_cache", group.head_dim), ("v_cache", group.v_head_dim))}
 
     def _label_pool(self, dims: Any, pages: int) -> Dict[str, torch.Tensor]:
-        """What indexers choose keys by. A page of codes has them all, then a scale of each."""
+        """The label pool of indexers. A page of fp8 labels has all labels, then a scale for each."""
         shape: Tuple[int, ...] = (pages, self.page_size, dims.label_dim)
         if dims.label_dtype == _abi.ATTN_FP8_E4M3:
             return {"label_cache": torch.zeros(pages, self.page_size * (dims.label_dim + 4), dtype=torch.uint8,
@@ -373,9 +373,9 @@ class Engine:
                      state_groups=self._state_groups(work, prefixes), **more, **members)
 
     def _place_inputs(self, work: Many[Tuple[Sequence, int]], prefixes: Many[int]) -> Dict[str, Any]:
-        """What a graph reads beside the batch: the tokens and their positions, a row for each sequence, as
-        heads of [size, heads, 1, dim] need no copies on their way; and the numbers of what is no padding,
-        as members of the batch."""
+        """Inputs of a graph in addition to the batch: the tokens and their positions, a row for each sequence, as
+        heads of [size, heads, 1, dim] then need no copies; and the counts without padding, as members of the
+        batch."""
         step, padding = self._step, [0] * (self._step.size - len(work))
         step.ids, step.positions = (on_device(self._pair([*values, *padding], torch.int64))[:, None]
                                     for values in ([s.next_token for s, _ in work], prefixes))
@@ -443,8 +443,8 @@ class Engine:
         return arrays
 
     def graph_step(self, size: int) -> GraphStep:
-        """Room for decode steps of up to `size` sequences, as a graph needs it. On a GPU its metadata is
-        for graphs; on the CPU, which has none, it is as any other."""
+        """Room for decode steps of up to `size` sequences, as a graph needs it. On a GPU its metadata is for graphs;
+        on the CPU, which has no graphs, it is ordinary metadata."""
         metadata, layers = [], {}
         for unit, (backend, _) in zip(self.choice.units, self._units):
             largest = unit.problems[0].bounds.contents
@@ -486,7 +486,8 @@ class Engine:
                            dtype=DTYPES[_words.DTYPE_NAMES[problem.out_dtype]])
 
     def choice_of(self, layer: int, rows: int) -> Dict[str, torch.Tensor]:
-        """Operands for what a sparse layer's indexer chooses: in its forward, and in those of layers that share it."""
+        """Operands for the keys that a sparse layer's indexer chooses, in its forward and in those of layers that
+        share the choice."""
         top_k = self.layers[layer][1].group.contents.sparse.contents.top_k
         return {"sparse_indices": torch.empty((rows, top_k), dtype=torch.int32, device=self.device),
                 "sparse_count": torch.empty(rows, dtype=torch.int32, device=self.device)}
@@ -514,8 +515,8 @@ class Engine:
 
     def forward_expanded(self, layer: int, q: torch.Tensor, c_kv: torch.Tensor, k_pe: torch.Tensor,
                          expand: Callable[..., Tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-        """The new rows see each other in keys and values that `expand` makes of latents; what lies
-        before them follows, a chunk of every sequence at a time, merged by LSE. The result is fp32."""
+        """The new rows see each other in keys and values that `expand` makes of latents; earlier keys follow, a chunk
+        of every sequence at a time, merged by LSE. The result is fp32."""
         def partial(metadata: Any, latents: Any, **more: Any) -> Tuple[torch.Tensor, torch.Tensor]:
             k, v = expand(*latents)
             out = self.output(layer, q.shape[0], v.shape[2])

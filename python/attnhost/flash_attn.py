@@ -95,7 +95,7 @@ _OF_ROTARY = ("rotary_interleaved", "rotary_seqlens")  # of rotary_cos, which is
 
 
 def _check(more: Mapping[str, Any], *tensors: Optional[torch.Tensor]) -> None:
-    """What further arguments there may be."""
+    """Check the other arguments."""
     for name, value in more.items():
         if name in _SPEED:
             if not any(value is usual or value == usual for usual in _SPEED[name]):
@@ -402,7 +402,7 @@ def flash_attn_varlen_func(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu
 
 
 def _refuse_unused(name: str, used: Optional[torch.Tensor], starts: torch.Tensor) -> None:
-    """Rows that are there and do not count."""
+    """Refuse rows that are present but unused."""
     is_known = used is None or (starts.device.type == "cpu" and not torch.compiler.is_compiling())
     if not is_known or (used is not None and not torch.equal(used.to(torch.int32), starts.diff())):
         _refuse(name, "below the rows of a sequence, or on a GPU", "None: cu_seqlens alone")
@@ -486,7 +486,7 @@ def _as_pages(k_cache: torch.Tensor, v_cache: torch.Tensor, rows: Optional[torch
 
 
 def _new_slots(table: torch.Tensor, before: torch.Tensor, added: int, page_size: int) -> torch.Tensor:
-    """Where new keys go: after those that are there."""
+    """Slots of new keys: after the cached ones."""
     places = before[:, None].long() + torch.arange(added, device=table.device)
     pages = table.long().gather(1, places.div(page_size, rounding_mode="floor").clamp_(max=table.shape[1] - 1))
     return (pages * page_size + places % page_size).flatten()

@@ -56,14 +56,14 @@ class DecodeGraphs:
         return self._graphs[size].step(sequences)
 
     def _record(self, run: Callable[[], torch.Tensor], size: int) -> Tuple[Callable[[], None], torch.Tensor]:
-        """What replays it, and where the result will be."""
+        """The function that replays it, and the tensor of its result."""
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return capture(run, f"{size} decodes of {type(self.model).__name__}", self._pool)
 
 
 def capture(run: Callable[[], Any], what: str, pool: Any = None) -> Tuple[Callable[[], None], Any]:
-    """A graph of what `run` enqueues: what replays it, and its result. It is called twice before, first to
-    make all that a first call makes, then to see that it waits for nothing."""
+    """A graph of the work of `run`: the function that replays it, and its result. `run` is called twice before: first
+    for the allocations of a first call, then to check that it waits for nothing."""
     mode, current = torch.cuda.get_sync_debug_mode(), torch.cuda.current_stream()
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(current)

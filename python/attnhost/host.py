@@ -189,8 +189,8 @@ class Host:
         return made
 
     def define(self, name: str, type: Optional[str] = None, **options: Any) -> str:
-        """What a section [backend.NAME] does: `name` stands for a type with these options.
-        A list gives an option several times. Returns the name."""
+        """The same as a section [backend.NAME]: `name` stands for a type with these options. A list gives an option
+        several times. Returns the name."""
         pairs: List[str] = []
         for key, value in options.items():
             for item in value if isinstance(value, (list, tuple)) else [value]:
@@ -325,8 +325,8 @@ class Backend:
         return made
 
     def metadata(self, *, graph: bool = False, keep: bool = True, **bounds: Any) -> "Metadata":
-        """Metadata for batches within the problems' bounds, or those given instead; `graph`: to be
-        captured and replayed. Without `keep`, what a stream may still read is the caller's to keep."""
+        """Metadata for batches within the problems' bounds, or those given instead; `graph`: to be captured and
+        replayed. Without `keep`, the caller keeps objects alive that a stream may still read."""
         return Metadata(self, graph, bounds, keep)
 
     def merge(self, outs: Sequence[Any], lses: Sequence[Any], out: Any, lse: Any = None,
@@ -376,7 +376,7 @@ class Backend:
 
 
 def _borrowed(problem: Problem) -> Optional[Borrowed]:
-    """What streams of the problem's device may still read; None where calls return after their work."""
+    """Objects that streams of the problem's device may still read; None if calls return after their work."""
     kind = problem.device.contents.type
     return Borrowed(kind) if kind != _abi.ATTN_DEVICE_CPU else None
 

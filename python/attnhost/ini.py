@@ -19,14 +19,14 @@ def word(value: Any) -> str:
 
 
 def quote(value: str) -> str:
-    """As it has to stand in an ini."""
+    """The value as written in an ini."""
     if value == value.strip() and not value.startswith('"') and ";" not in value:
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def unquote(value: str) -> str:
-    """What a value of an ini stands for."""
+    """The meaning of a value of an ini."""
     quoted = re.match(r'"((?:[^"\\]|\\.)*)"', value)
     if quoted:
         return re.sub(r"\\(.)", r"\1", quoted.group(1))

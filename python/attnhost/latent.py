@@ -30,7 +30,7 @@ def has_indexer(module: torch.nn.Module) -> bool:
 
 
 def is_sparse(module: torch.nn.Module) -> bool:
-    """By an indexer of its own, or by what the layer before it has chosen."""
+    """With an indexer of its own, or with the choice of an earlier layer."""
     return has_indexer(module) or bool(getattr(module, "skip_topk", False))
 
 
@@ -52,7 +52,7 @@ def members(module: Any, heads: int, scaling: Optional[float], dtype: int) -> Di
 
 def index_operands(indexer: Any, hidden_states: torch.Tensor, q_resid: torch.Tensor,
                    position_embeddings: Tuple[torch.Tensor, torch.Tensor]) -> Dict[str, torch.Tensor]:
-    """What an indexer's own forward multiplies, [batch, rows, ...]; its factors are in the weights."""
+    """Operands of an indexer's own forward, [batch, rows, ...]; its factors are in the weights."""
     rotate = getattr(inspect.getmodule(type(indexer)), INDEXERS[type(indexer).__name__])
     parts = (indexer.qk_rope_head_dim, indexer.head_dim - indexer.qk_rope_head_dim)
     q_rot, q_pass = indexer.wq_b(q_resid).unflatten(-1, (indexer.n_heads, indexer.head_dim)).split(parts, -1)
@@ -65,8 +65,8 @@ def index_operands(indexer: Any, hidden_states: torch.Tensor, q_resid: torch.Ten
 
 def absorb(dims: Any, weight: torch.Tensor, q: torch.Tensor) -> Tuple[
         torch.Tensor, torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
-    """q_nope and q_pe of [rows, heads, dim], and what makes the heads' values of the output; `weight` is
-    kv_b_proj's."""
+    """q_nope and q_pe of [rows, heads, dim], and the function that turns the output into the heads' values; `weight`
+    is kv_b_proj's."""
     up = weight.unflatten(0, (q.shape[1], -1))
     w_uk, w_uv = up[:, :dims.nope_dim], up[:, dims.nope_dim:]
     q_nope, q_pe = q.split((dims.nope_dim, dims.rope_dim), -1)

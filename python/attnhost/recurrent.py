@@ -108,7 +108,7 @@ def _mamba2_facts(module: Any) -> Mapping[str, Any]:
 
 
 def _mamba2_middle(module: Any, projected: torch.Tensor, run: Run) -> Tuple[torch.Tensor, torch.Tensor]:
-    """The output of the recurrence, and the gate of what comes after it."""
+    """The output of the recurrence, and the gate of the following norm."""
     gate, mixed, dt = projected.split([module.intermediate_size, module.conv_dim, module.num_heads], -1)
     out = run(mixed_qkv=mixed, a=dt, D=module.D.float(), **_gates(module),
               **_convolution(module.conv1d))

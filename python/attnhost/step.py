@@ -90,7 +90,7 @@ class Step:
 
 
 def _both(function: Callable[..., Any], *arrays: Array) -> Array:
-    """What the function makes of these arrays on the device, and on the host where all of them are there."""
+    """The function's result for these arrays on the device, and on the host if all of them are there."""
     made = function(*map(on_device, arrays))
     if not all(isinstance(array, tuple) and array[0] is not None for array in arrays):
         return made
@@ -122,8 +122,8 @@ def _list_indptr(lens: torch.Tensor, page_size: int) -> torch.Tensor:
 
 
 def _list_pages(table: torch.Tensor, lens: torch.Tensor, starts: torch.Tensor, page_size: int) -> torch.Tensor:
-    """The pages of all sequences one after another, in room for the whole table: how many they are is known
-    on the device alone. What is no page of a sequence goes to the last entry, beyond all lists."""
+    """The pages of all sequences one after another, in room for the whole table: only the device knows their number.
+    Entries that are no page of a sequence go to the last entry, beyond all lists."""
     columns = torch.arange(table.shape[1], dtype=torch.int32, device=table.device)
     used = columns < _page_counts(lens, page_size)[:, None]
     places = torch.where(used, starts[:-1, None] + columns, table.numel()).long()
@@ -142,7 +142,7 @@ def _rows_of_pages(table: torch.Tensor, page_size: int) -> torch.Tensor:
 
 
 def save_keys(cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor, scale: float) -> None:
-    """New rows into a cache [pages, page_size, ...]; codes as KV-04 of docs/ABI.md has them."""
+    """New rows into a cache [pages, page_size, ...]; fp8 values as in KV-04 of docs/ABI.md."""
     size, made = cache.shape[1], new
     if cache.dtype.itemsize == 1:
         most = torch.finfo(cache.dtype).max
@@ -217,7 +217,7 @@ class Plan:
     # ---- A batch -------------------------------------------------------------------------------------
 
     def _keep(self, name: str, array: Array) -> Array:
-        """The array of this name, as the backends are given it."""
+        """The array of this name, in the form that backends get."""
         return array
 
     def _int32(self, name: str, array: Array) -> Array:
@@ -242,7 +242,7 @@ class Plan:
                      num_real_tokens=step.num_real_tokens, **members, **step.members)
 
     def _mode(self, step: Step) -> Tuple[str, Dict[str, Any]]:
-        """Which mode it is, and which members say where the sequences that decode are."""
+        """The mode, and the members that locate the sequences that decode."""
         if step.max_q_len <= 1 and step.num_tokens == step.num_seqs and self.planner.decodes_alone:
             return "decode", {}
         decodes, draft = step.num_decodes, step.decode_q_len > 1

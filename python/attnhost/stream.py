@@ -9,8 +9,8 @@ from .errors import AttnhostError
 
 
 def stream_number(stream: Any, tensor: Any = None) -> Optional[int]:
-    """The number of a stream: given as one, as what has .cuda_stream (torch.cuda.Stream), or None:
-    the current one of torch for tensors of its on a GPU, else none, as on the CPU."""
+    """The number of a stream: given as a number, as an object with .cuda_stream (torch.cuda.Stream), or None: the
+    current one of torch for tensors of its on a GPU, else none, as on the CPU."""
     if stream is not None:
         number = getattr(stream, "cuda_stream", stream)
         if not isinstance(number, int):
@@ -39,7 +39,7 @@ class Borrowed:
         return result
 
     def release(self, objects: list, stream: Optional[int]) -> None:
-        """Let go of what is passed, and remember these objects until the stream has come here."""
+        """Release objects whose work has ended, and keep these until the stream has reached this point."""
         while self._waiting and self._check("cuEventQuery", self._waiting[0][0]) == 0:
             event, _ = self._waiting.pop(0)
             self._check("cuEventDestroy_v2", event)

@@ -52,15 +52,15 @@ _now = _Thread()
 
 
 def use(config: Any = None, **sections: Mapping[str, Any]) -> Host:
-    """What serves models from now on: an ini, its sections, or a Host; without arguments what is installed,
-    chosen by `auto`. To be called before a model is made: it is what brings "attnhost" to Transformers."""
+    """Set the backends of models from now on: an ini, its sections, or a Host; without arguments the installed ones,
+    chosen by `auto`. Call it before a model is created, as it registers "attnhost" with Transformers."""
     global _host  # pylint: disable=global-statement
     _host = config if isinstance(config, Host) else Host(config, **sections)
     return _host
 
 
 def host() -> Host:
-    """The one of the last use(); without one, all that is installed, chosen by `auto`."""
+    """The host of the last use(); without one, all installed backends, chosen by `auto`."""
     return _host or use()
 
 
@@ -134,18 +134,18 @@ def _members(module: Any, kind: Key, query: torch.Tensor, key: torch.Tensor, val
 
 
 def itself(model: torch.nn.Module) -> torch.nn.Module:
-    """The model that torch.compile() was given, if this is what it made of it."""
+    """The model inside of the result of torch.compile()."""
     return getattr(model, "_orig_mod", model)
 
 
 def cache_argument(model: torch.nn.Module) -> Optional[str]:
-    """What the model's forward calls its cache."""
+    """The name of the cache among the arguments of the model's forward."""
     names = inspect.signature(itself(model).forward).parameters
     return next((name for name in CACHE_NAMES if name in names), None)
 
 
 def _cache_in(call: Mapping[str, Any], *more: str) -> Any:
-    """What a module was called with as its cache, under whichever name."""
+    """The cache argument of a module's call, under any name."""
     return next((call[name] for name in (*more, *CACHE_NAMES) if call.get(name) is not None), None)
 
 
@@ -329,7 +329,7 @@ class _CacheLayer(CacheLayerMixin):
         return self.cache.columns + query_length, 0
 
     def get_seq_length(self) -> Any:
-        """What models add to 0, 1, 2 ... for positions; of a packed step it is not one number."""
+        """The offset that models add to 0, 1, 2 ... for positions; a packed step has no single offset."""
         return self.cache.columns if self.cache.offsets is None else self.cache.offsets
 
     def get_max_length(self) -> int:
@@ -357,7 +357,7 @@ class _SourceLayer(_CacheLayer):
 
     @property
     def keys(self) -> Any:
-        """Not the keys, which lie in pages: something of their shape."""
+        """A placeholder with the shape of the keys, which are in pages."""
         kept = getattr(self, "_keys", None)
         if kept is not None:
             self._await(kept.shape[2], False)
@@ -513,7 +513,7 @@ class Cache(_Steps):
                                   "accepted: Cache.clear(), or other sequences", "BAD_STATE")
 
     def place(self, key: Key) -> int:
-        """What the engine calls this layer."""
+        """The engine's id of this layer."""
         return self._ids[key]
 
     def _plan_padded(self, batch: int, new: int, mask: Optional[torch.Tensor]) -> None:
@@ -553,7 +553,7 @@ class Cache(_Steps):
 
     def _source(self, keys: Mapping[str, torch.Tensor],
                 mask: Optional[torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """What cross attention reads from now on, without padding."""
+        """Set the input of cross attention, without padding."""
         counts, rows = _real_rows(mask, *keys["k"].shape[:2])
         if [s.source_new for s in self.sequences] != counts:
             self.engine.bring_source(counts)
@@ -687,11 +687,10 @@ def padding_mask(*_: Any, attention_mask: Optional[torch.Tensor] = None, kv_leng
                  batch_size: int = 1, config: Any = None, device: Any = None,
                  allow_is_causal_skip: bool = True, allow_is_bidirectional_skip: Optional[bool] = None,
                  **__: Any) -> Optional[torch.Tensor]:
-    """What Transformers hands to attention() as the mask: which columns are padding. The rest of
-    it (causal, windows, chunks) is in the layer groups. Transformers says of a mask that is more, of
-    tokens of an image that see each other or of packed sequences, that it may not be skipped; the second
-    word is there for masks that are not causal, for which the first says nothing. Called where a step of
-    a model begins."""
+    """The mask that Transformers passes to attention(): which columns are padding. The rest of it (causal, windows,
+    chunks) is in the layer groups. Transformers says of a mask that is more, of tokens of an image that see each
+    other or of packed sequences, that it may not be skipped; the second word is there for masks that are not causal,
+    for which the first says nothing. Called where a step of a model begins."""
     _now.awaiting, cache, _now.sized = None, _now.sized, None
     indexes = getattr(config, "model_type", "") in _INDEXING
     may_skip = allow_is_causal_skip if allow_is_bidirectional_skip is None else allow_is_bidirectional_skip
@@ -715,7 +714,7 @@ _INDEXING = {"deepseek_v32", "glm_moe_dsa"}  # models that say of a causal mask 
 
 
 def _refuse_own_code(config: Any) -> None:
-    """Models that do not call the interface would take our mask for theirs, and see the future."""
+    """Refuse models that do not call the interface: they would take our mask for theirs, and see future tokens."""
     try:
         cls = MODEL_MAPPING[type(config)]
     except KeyError:

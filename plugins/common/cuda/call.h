@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * call.h: a kernel's arguments for a forward pass: addresses of operands, and the batch. Included
- * by plugins, which have it filled in (operands.h, plan.h), and by their kernels; x86-64 and the
- * device lay it out alike.
+ * by plugins, which fill it in (operands.h, plan.h), and by their kernels; x86-64 and the device
+ * have the same layout.
  *
  * Strides are in bytes. Pointers are to device memory; arrays of the batch are read on the device
- * in every launch, so that a graph that is replayed sees their new contents.
- */
+ * in every launch, so that a graph that is replayed sees their new contents. */
 #ifndef PLUGINS_CUDA_CALL_H
 #define PLUGINS_CUDA_CALL_H
 
-/* Scales that are given on the host travel in the argument; one for each KV head at most. */
+/* Host scales are part of the argument; at most one for each KV head. */
 #define CALL_MAX_SCALES 64
 
 /* call_operands.aligned: all rows of this operand begin at multiples of 16 bytes; those of the
@@ -48,7 +47,7 @@ typedef struct call_operands {
     float v_scales[CALL_MAX_SCALES];
 } call_operands;
 
-/* Where in call_batch.counts what lies. */
+/* Indices into call_batch.counts. */
 #define CALL_COUNT_SEQS        0
 #define CALL_COUNT_TOKENS      1
 #define CALL_COUNT_DECODE_SEQS 2

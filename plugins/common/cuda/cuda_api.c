@@ -11,7 +11,7 @@
 
 enum { WHY_SIZE = 256 };
 
-/* What came of opening a library: written once, under pthread_once. */
+/* Result of opening a library: written once, under pthread_once. */
 static struct {
     pthread_once_t once;
     int ready;
@@ -26,7 +26,7 @@ static struct {
     nvrtc_api api;
 } nvrtc = {.once = PTHREAD_ONCE_INIT};
 
-/* The first of `names` that opens; NULL, and what the loader said of the first, in `why`. */
+/* The first of `names` that opens; NULL, with the loader's message for the first one in `why`. */
 static void *open_first(const char *const *names, char *why)
 {
     void *library = NULL;
@@ -115,7 +115,8 @@ attn_status nvrtc_api_get(const nvrtc_api **api, attn_error *error)
 
 /* Results by their values in cuda.h. Those after which the context is beyond repair: ECC, illegal
  * address, launch timeout, context destroyed, assert, hardware stack, illegal instruction,
- * misaligned address, address space, program counter, launch failure, and a device that went. */
+ * misaligned address, address space, program counter, launch failure, and a device that
+ * disappeared. */
 attn_status cuda_status(int result)
 {
     switch (result) {

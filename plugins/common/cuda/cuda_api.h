@@ -47,13 +47,13 @@ typedef struct cuda_launch_config {
     unsigned num_attributes;
 } cuda_launch_config;
 
-/* CUtensorMap: what a kernel is given by value, as a __grid_constant__ parameter of its own: CUDA
- * 12 aligns it to 64 bytes, CUDA 13 to 128. */
+/* CUtensorMap: passed to a kernel by value, as a separate __grid_constant__ parameter: CUDA 12
+ * aligns it to 64 bytes, CUDA 13 to 128. */
 typedef struct cuda_tensor_map {
     uint64_t opaque[16];
 } __attribute__((aligned(128))) cuda_tensor_map;
 
-/* What we name of the API. X(name here, name in cuda.h, value) */
+/* The constants of the API that are used. X(name here, name in cuda.h, value) */
 #define CUDA_API_CONSTANTS(X)                                                                      \
     X(CUDA_OK, CUDA_SUCCESS, 0)                                                                    \
     X(CUDA_DEVICE_MULTIPROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16)                   \
@@ -89,7 +89,7 @@ enum {
 #undef CUDA_API_ENUM
 };
 
-/* X(result, name, parameters): what every plugin needs. */
+/* X(result, name, parameters): calls that every plugin needs. */
 #define CUDA_API_CORE(X)                                                                           \
     X(int, cuInit, (unsigned flags))                                                               \
     X(int, cuGetErrorName, (unsigned result, const char **name))                                   \
@@ -106,8 +106,8 @@ enum {
        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, cuda_stream stream,  \
        void **params, void **extra))
 
-/* What not every driver has (cuLaunchKernelEx: since CUDA 11.8, cuTensorMapEncodeTiled: 12.0), and
- * what programs need that drive a device themselves. NULL where the driver lacks it. */
+/* Calls that not every driver has (cuLaunchKernelEx: since CUDA 11.8, cuTensorMapEncodeTiled:
+ * 12.0), and those for programs that drive a device themselves. NULL where the driver lacks it. */
 #define CUDA_API_MORE(X)                                                                           \
     X(int, cuLaunchKernelEx,                                                                       \
       (const cuda_launch_config *config, cuda_function function, void **params, void **extra))     \
@@ -173,7 +173,7 @@ attn_status cuda_api_get(const cuda_api **api, attn_error *error);
 /* NVRTC (libnvrtc.so.13, .12, .11.2, or as the CUDA toolkit installs it), likewise. [any-thread] */
 attn_status nvrtc_api_get(const nvrtc_api **api, attn_error *error);
 
-/* What a driver's result means to the host. */
+/* The status for a driver's result. */
 attn_status cuda_status(int result);
 
 /* Message "WHO: WHAT failed: CUDA_ERROR_NAME" for a result that is not CUDA_OK; returns its

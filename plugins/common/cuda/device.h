@@ -8,7 +8,7 @@
 #include "attn_plugin.h"
 #include "plugins/common/cuda/cuda_api.h"
 
-/* What create begins with: arguments, problems that `type` supports, the driver. */
+/* First step of create: checks arguments and problems that `type` supports, opens the driver. */
 attn_status cuda_create_begin(const attn_backend_type *type, const attn_problem *problems,
                               uint32_t num_problems, const attn_options *options,
                               const attn_services *services, attn_instance *const *instance,
@@ -22,7 +22,7 @@ typedef struct cuda_facts {
 } cuda_facts;
 
 /* Ask the current device, and compare it with the one of the problem. BAD_STATE without a current
- * context; DEPENDENCY_MISSING where it is of another architecture; a failure of the driver. */
+ * context; DEPENDENCY_MISSING if its architecture differs; a failure of the driver. */
 attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda_facts *facts,
                             attn_error *error);
 

@@ -203,7 +203,7 @@ static void refuse_kv_dtype(const cuda_dtypes *takes, const attn_problem *proble
     REFUSE(DTYPE, KV_DTYPE, accepted, "%s", attn_util_dtype_name(problem->kv_dtype));
 }
 
-/* A cache that is not quantised has q's dtype, so what q's may be depends on it. */
+/* An unquantised cache has q's dtype, so the accepted dtypes of q depend on it. */
 void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
                        const attn_layer_group *group, attn_verdict *verdict)
 {
@@ -225,7 +225,7 @@ void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
                attn_util_dtype_name(problem->out_dtype));
 }
 
-/* Where the dtype of a cache has to change, it may become a quantised one or not. */
+/* If the dtype of a cache must change, it may become a quantised one or not. */
 void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
                        const attn_layer_group *group, attn_verdict *verdict)
 {

@@ -40,8 +40,8 @@ void cuda_group_init(cuda_group *group, const attn_problem *problem);
 attn_status cuda_groups_list_layers(void *groups, size_t group_size, uint32_t num_groups,
                                     const attn_problem *problems, attn_error *error);
 
-/* What batches of these groups are asked for. Slots where a page is one token, else pages: fewer to be
- * read, and to be written by the host. */
+/* The index form to request for batches of these groups: slots if a page is one token, else pages,
+ * of which the host writes and kernels read fewer. */
 uint32_t cuda_groups_index_forms(const void *groups, size_t group_size, uint32_t num_groups);
 
 /* Encoders have no cache: their keys are the new rows. */
@@ -54,7 +54,7 @@ int cuda_element(attn_dtype dtype);
 
 /* ---- Query: each adds the reasons that it finds ---------------------------------------------- */
 
-/* What query is asked, in structs of ours, whatever size the caller's have. */
+/* The question of query in structs of full size. */
 typedef struct cuda_question {
     attn_problem problem;
     attn_layer_group group;
@@ -62,9 +62,8 @@ typedef struct cuda_question {
     attn_device device;
 } cuda_question;
 
-/* INVALID_ARGUMENT for what is missing or makes no sense: no layers; numbers of a softmax, or a
- * page, that cannot be. Of layers of another kind, what else stands there is for others to judge.
- */
+/* INVALID_ARGUMENT for missing or invalid values: no layers; impossible numbers of softmax layers,
+ * or of a page. For layers of another kind, only the kind is refused. */
 attn_status cuda_question_read(const attn_problem *problem, cuda_question *ask, attn_error *error);
 
 /* Encoders have no cache. */
@@ -78,15 +77,15 @@ typedef struct cuda_dims {
     int32_t dim, v_dim;
 } cuda_dims;
 
-/* The group has one of these pairs, smaller ones first. Where one of its dimensions is in a pair,
- * the other has to go with it; else both have to change. */
+/* Check that the group has one of these pairs, smaller ones first. If one of its dimensions is in a
+ * pair, the other one must match; else both must change. */
 void cuda_check_dims(const cuda_dims *pairs, uint32_t count, const attn_layer_group *group,
                      attn_verdict *verdict);
 
-/* What of data types a plugin takes. */
+/* Data types that a plugin supports. */
 typedef struct cuda_dtypes {
     int e4m3_cache; /* quantised caches, with scales */
-    int e5m2_cache; /* only where e4m3 is taken too */
+    int e5m2_cache; /* only if e4m3 is supported, too */
     int f32_out;    /* outputs of f32 as well as f16 and bf16 */
 } cuda_dtypes;
 
@@ -94,7 +93,7 @@ typedef struct cuda_dtypes {
 void cuda_check_dtypes(const cuda_dtypes *takes, const attn_problem *problem,
                        const attn_layer_group *group, attn_verdict *verdict);
 
-/* Scales go with quantised caches alone; per head for at most CALL_MAX_SCALES heads. */
+/* Only quantised caches have scales; per head for at most CALL_MAX_SCALES heads. */
 void cuda_check_scales(const cuda_dtypes *takes, const attn_problem *problem,
                        const attn_layer_group *group, attn_verdict *verdict);
 

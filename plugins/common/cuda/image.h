@@ -22,7 +22,7 @@
 #define PLUGINS_CUDA_IMAGE_H
 
 #include "plugins/common/cuda/launch.h"
-/* What configure found. A plugin outside of this tree has no such file, and defines HAVE_NVCC
+/* Results of configure. A plugin outside of this tree has no such file, and defines HAVE_NVCC
  * itself. */
 #if defined __has_include
 #if __has_include("plugins/common/configured.h")

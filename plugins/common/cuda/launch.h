@@ -9,18 +9,18 @@
 
 /* ---- Functions ------------------------------------------------------------------------------- */
 
-/* What a function is made ready for. */
+/* Preparation of a function. */
 typedef struct cuda_wants {
     uint32_t shared;    /* bytes of dynamic shared memory that launches may ask for */
     int large_clusters; /* more than 8 blocks, which not every device has room for */
     int carveout;       /* percent of the L1 cache that becomes shared memory; 0 = see below */
 } cuda_wants;
 
-/* The kernel `name` of a module, opted in to what launches will ask for; with dynamic shared memory
- * the L1 cache becomes as much of it as there is, or fewer blocks might fit than one counts on,
- * unless a kernel that loads much to registers says how much of it is enough.
- * UNSUPPORTED if a block of this device cannot have that much; a failure of the driver.
- * *function is set on success alone and lives as long as its module. */
+/* The kernel `name` of a module, opted in to what launches will ask for; with dynamic shared
+ * memory, all of the L1 cache becomes shared memory, as fewer blocks might fit otherwise; a kernel
+ * that loads much to registers sets a smaller share. UNSUPPORTED if a block of this device cannot
+ * have that much; a failure of the driver. *function is set on success alone and lives as long as
+ * its module. */
 attn_status cuda_function_find(const cuda_api *cuda, const cuda_facts *facts, cuda_module module,
                                const char *name, const cuda_wants *wants, cuda_function *function,
                                attn_error *error);
@@ -40,10 +40,10 @@ typedef struct cuda_launch {
 } cuda_launch;
 
 /* Enqueue one launch; `params` are addresses of the kernel's parameters, which are copied.
- * Attributes go through cuLaunchKernelEx. Where a driver lacks that, `programmatic` is let be, as
- * the kernel then begins later and finds all done, and clusters and cooperative launches are
- * refused: DEPENDENCY_MISSING. INVALID_ARGUMENT for a grid that is larger than a grid may be, or
- * that is no multiple of its clusters; a failure of the driver, with the kernel's name. */
+ * Attributes go through cuLaunchKernelEx. If a driver lacks that, `programmatic` is ignored, as the
+ * kernel then only starts later, and clusters and cooperative launches are refused:
+ * DEPENDENCY_MISSING. INVALID_ARGUMENT for a grid that is larger than a grid may be, or that is no
+ * multiple of its clusters; a failure of the driver, with the kernel's name. */
 attn_status cuda_launch_run(const cuda_api *cuda, const cuda_launch *launch, void **params,
                             cuda_stream stream, attn_error *error);
 

@@ -2,9 +2,8 @@
  *
  * mask.cuh: visibility of keys, in C and CUDA: window, chunk, causality, custom masks, items.
  *
- * A rule is made of what a kernel knows: where its members are constants, what they switch off
- * costs nothing.
- */
+ * A rule consists of values that a kernel knows: if its members are constants, disabled features
+ * cost nothing. */
 #ifndef PLUGINS_CUDA_MASK_CUH
 #define PLUGINS_CUDA_MASK_CUH
 

@@ -70,7 +70,7 @@ PORTABLE float merge_top(float top, float lse)
     return lse > top || lse != lse ? lse : top;
 }
 
-/* What a state counts, unnormalised. */
+/* The weight of a state, unnormalised. */
 PORTABLE float merge_weight(float lse, float top)
 {
     return lse == MERGE_EMPTY ? 0.0f : merge_exp(f32_subtract(lse, top));

@@ -12,7 +12,7 @@
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
-/* What the parts below share. */
+/* Shared by the functions below. */
 typedef struct taking {
     const cuda_group *group;
     const attn_util_layer *layer;
@@ -166,7 +166,7 @@ static attn_status take_caches(const taking *t, attn_error *error)
     return ATTN_OK;
 }
 
-/* Scales on the device are read there; those on the host travel in the argument. */
+/* Scales on the device are read there; those on the host become part of the argument. */
 attn_status cuda_scales_take(const attn_forward_args *args, uint32_t role, uint32_t granularity,
                              uint32_t count, float *values, const float **device, attn_error *error)
 {

@@ -9,7 +9,7 @@
 #include "plugins/common/cuda/call.h"
 #include "plugins/common/cuda/plan.h"
 
-/* A role's tensor on the device. INVALID_ARGUMENT with role, what was got and what is accepted. */
+/* A role's tensor on the device. INVALID_ARGUMENT with role, actual and accepted value. */
 attn_status cuda_operand(const attn_forward_args *args, uint32_t role, attn_util_form form,
                          const attn_tensor **operand, attn_error *error);
 /* The same, of at least `rows` rows, which dimension 0 of `form` is whatever it says
@@ -25,8 +25,8 @@ int cuda_is_aligned(const attn_tensor *tensor, int64_t bytes);
 
 /* All of a layer's operands for a planned batch, in `to`: q, out and (if given) lse of the batch's
  * rows; k and v, both or neither, unless the group has no cache; the caches; scales of an fp8
- * cache; sinks and slopes that the group has. INVALID_ARGUMENT with role, place, what was got and
- * what is accepted: dtype, device, shape, stride, too few rows, k and v for a layer that reads
+ * cache; sinks and slopes that the group has. INVALID_ARGUMENT with role, place, actual and
+ * accepted value: dtype, device, shape, stride, too few rows, k and v for a layer that reads
  * another's KV, SAVE_KV without slots, a scale that is missing or not above 0. */
 attn_status cuda_operands_take(const cuda_group *group, const attn_util_layer *layer,
                                const cuda_plan *plan, const attn_kv_batch *kv,

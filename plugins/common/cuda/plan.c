@@ -135,7 +135,7 @@ static attn_status check_arrays(const attn_batch *batch, attn_error *error)
     return ATTN_OK;
 }
 
-/* A graph has baked in the kernels of one mode and one kind of mask, and the addresses. */
+/* A graph fixes the kernels of one mode and one kind of mask, and the addresses. */
 static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, const attn_mask *mask,
                               const attn_multi_item *items, attn_error *error)
 {
@@ -286,7 +286,7 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
     }
     if (status != ATTN_OK)
         return status;
-    /* All are good: now what was planned before may go. */
+    /* All are good: now the previous plan may be replaced. */
     for (uint32_t i = 0; i < num_groups && batch.mode != ATTN_MODE_IDLE; i++)
         find_kv_group(plan, group_at(groups, group_size, i), &batch, &plan->kv[i], NULL);
     plan->batch = batch;

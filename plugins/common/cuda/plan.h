@@ -3,10 +3,9 @@
  * plan.h: a batch within the bounds of its metadata, for kernels that read lengths, slots and row
  * numbers on the device: nothing is planned on the host, and host arrays are not read.
  *
- * What a graph bakes in besides its addresses is how many sequences, rows and decode sequences the
- * batch had that it was captured with; so these lie in device memory and are set anew, by a memset
- * each on the stream, whenever they change.
- */
+ * Besides addresses, a graph would fix the numbers of sequences, rows and decode sequences of the
+ * captured batch. So these are in device memory, and a memset on the stream sets each of them when
+ * it changes. */
 #ifndef PLUGINS_CUDA_PLAN_H
 #define PLUGINS_CUDA_PLAN_H
 
@@ -23,7 +22,7 @@ typedef struct cuda_plan {
     attn_bounds bounds;
     uint32_t index_forms;         /* ATTN_INDEX_* that the kernels read */
     cuda_address counts;          /* GRAPH: [CALL_COUNTS]; 0 = none */
-    int32_t counted[CALL_COUNTS]; /* what stands there; -1 = nothing yet */
+    int32_t counted[CALL_COUNTS]; /* their values; -1 = none yet */
     int32_t planned;
     attn_batch batch; /* its scalars and device arrays */
     attn_mask mask;
@@ -31,11 +30,11 @@ typedef struct cuda_plan {
     attn_kv_batch *kv;     /* [groups] the caller's memory; one index form of each is left */
 } cuda_plan;
 
-/* What metadata_size answers: by region, `alignment` for those that are not empty. */
+/* The answer of metadata_size: bytes by region, `alignment` for regions that are not empty. */
 void cuda_memory_tell(const uint64_t sizes[ATTN_REGION_COUNT], uint64_t alignment,
                       attn_memory_size *to);
 
-/* Is memory of these sizes there? BUFFER_TOO_SMALL, INVALID_ARGUMENT. */
+/* Check that memory has these sizes. BUFFER_TOO_SMALL, INVALID_ARGUMENT. */
 attn_status cuda_memory_check(const attn_memory *memory, const uint64_t sizes[ATTN_REGION_COUNT],
                               uint64_t alignment, attn_error *error);
 
@@ -67,7 +66,7 @@ attn_status cuda_plan_check_forward(const cuda_plan *plan, int decode, attn_erro
 uint32_t cuda_num_sms(const attn_bounds *bounds, uint32_t most);
 uint32_t cuda_plan_num_sms(const cuda_plan *plan, uint32_t most);
 
-/* Has it rows at all? */
+/* Does it have rows? */
 int cuda_plan_has_rows(const cuda_plan *plan);
 
 /* The group's batch as kernels read it; `kv` is its element of plan->kv. */

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * portable.h: what makes one source for the processor and for a GPU.
+ * portable.h: macros for one source on the CPU and on a GPU.
  *
  * A PORTABLE function is inline on both. Arithmetic whose results must not depend on where it runs
  * goes through the functions below: each is one IEEE operation, rounded to nearest even, that no
  * compiler may fuse with another. (C: build with -ffp-contract=off; CUDA: without -ftz=true.)
  *
  * Sources here include each other by their whole path, "plugins/common/cuda/...": nvcc and C
- * compilers find them from the top of the tree, NVRTC is handed them by that name.
- */
+ * compilers find them from the top of the tree, NVRTC is handed them by that name. */
 #ifndef PLUGINS_CUDA_PORTABLE_H
 #define PLUGINS_CUDA_PORTABLE_H
 

@@ -135,7 +135,7 @@ PORTABLE float softmax_logit(float score, float cap, int has_alibi, float slope,
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
-/* What probabilities are taken relative to: -inf minus -inf would be NaN. */
+/* The reference of probabilities: -inf minus -inf would be NaN. */
 PORTABLE float softmax_base(float top)
 {
     return top == SOFTMAX_EMPTY ? 0.0f : top;
@@ -166,7 +166,7 @@ PORTABLE float softmax_take(softmax_row *row, float logit, float *shrink)
     return weight;
 }
 
-/* What the sums are to be multiplied by in the end: 0 for a row that saw nothing. */
+/* The final factor of the sums: 0 for a row that saw no key. */
 PORTABLE float softmax_end(const softmax_row *row)
 {
     return row->sum == 0.0f ? 0.0f : 1.0f / row->sum;

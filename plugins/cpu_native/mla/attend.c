@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend.c: a tile of latents where attend.c of softmax attention has panels of keys and values.
- */
+ * attend.c: a tile of latents, in place of the panels of keys and values of softmax attention. */
 #include "mla.h"
 
 void mla_lay_out(const cpu_group *group, char **next, worker_scratch *w)

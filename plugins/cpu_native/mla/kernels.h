@@ -43,10 +43,10 @@ typedef struct latent_kernels {
     void (*softmax)(const row_block *block, const latent_tile *tile, const score_rule *rule,
                     const float *key_positions);
     /* acc += P V, or acc = P V where it begins, 0 in rows that see nothing; no value is touched
-     * that a row does not see. `next` is asked for on the way; NULL = none. */
+     * that a row does not see. `next` is prefetched on the way; NULL = none. */
     void (*accumulate)(const row_block *block, const latent_tile *tile, const tile_source *next);
-    /* The same of bf16 latents by probabilities rounded to bf16, which is what then stands in
-     * scores. NULL = there is none. */
+    /* The same of bf16 latents by probabilities rounded to bf16, which replace the scores. NULL =
+     * there is none. */
     void (*accumulate_bf16)(const row_block *block, const latent_tile *tile,
                             const tile_source *next);
 } latent_kernels;

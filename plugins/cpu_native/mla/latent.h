@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * latent.h: what a layer group and a call have of latents, and how a latent lies in a cache.
- */
+ * latent.h: latents in a layer group, in a call, and in a cache. */
 #ifndef CPU_NATIVE_LATENT_H
 #define CPU_NATIVE_LATENT_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mla.h: where latent attention differs from softmax attention, by the file that calls it.
+ * mla.h: the code of latent attention, with the files that call it.
  *
  *   group.c     a problem is a group for each form         called by instance.c and memory.c
  *   query.c     capabilities                                query.c
@@ -12,8 +12,7 @@
  *
  * The expanded form is softmax attention over the keys that are given: of these, group.c, query.c,
  * operands.c and save.c are for it. The absorbed form has no panels of keys and values: all heads
- * of a token share one key, whose first elements are its value.
- */
+ * of a token share one key, whose first elements are its value. */
 #ifndef CPU_NATIVE_MLA_H
 #define CPU_NATIVE_MLA_H
 

@@ -8,7 +8,7 @@
  */
 enum { MAX_CUT_ROWS = 64, LEAST_CUT_ROWS = 32 };
 
-enum { MAX_BALANCED = 64 }; /* workers for whom it is found out whether units are balanced */
+enum { MAX_BALANCED = 64 }; /* workers at most for which the balance of units is computed */
 
 /* Does the worker who ends last have at most an eighth more to do than all on average, where each
  * takes the next unit when it is free? */

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what cpu_native can do of latent attention.
- */
+ * query.c: limits of latent attention. */
 #include "mla.h"
 
 #include "attn_plugin_util.h"
@@ -44,7 +43,7 @@ static void check_ranks(const question *ask, attn_verdict *verdict)
         REFUSE(HEAD_DIM, KV_LORA_RANK, "128..512/128", "%d", mla->kv_lora_rank);
 }
 
-/* What a part of a head may be: what it is, or anything if that can not be. */
+/* Accepted values of a part of a head: its current one, or any if that is invalid. */
 typedef struct part_range {
     int32_t least, most;
 } part_range;
@@ -100,8 +99,8 @@ static int has_coded_queries(const question *ask)
            is_fp8(problem->q_dtype) && is_operand_dtype(problem->new_kv_dtype);
 }
 
-/* A cache that is not quantised has the dtype of new latents, q's unless q is fp8, so what that may be depends on
- * it. */
+/* An unquantised cache has the dtype of new latents, which is q's unless q is fp8, so the accepted
+ * dtypes of q depend on it. */
 void mla_check_dtypes(const question *ask, attn_verdict *verdict)
 {
     const attn_problem *problem = &ask->problem;

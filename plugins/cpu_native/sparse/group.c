@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * group.c: what a sparse group is, its units of work, and the size of what they need.
- */
+ * group.c: a sparse group, its units of work, and the sizes of their memory. */
 #include "sparse.h"
 
 static void list_codes(attn_dtype dtype, float *values)

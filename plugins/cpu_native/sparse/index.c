@@ -269,7 +269,7 @@ attn_status sparse_choose(layer_call *call, attn_error *error)
 
 /* ---- Lists ----------------------------------------------------------------------------------- */
 
-/* Rows of padding have none where the caller chooses: what stands there means nothing. */
+/* Rows of padding have none if the caller chooses: their lists are undefined. */
 int32_t sparse_count(const layer_call *call, int64_t row)
 {
     const row_lists *lists = &call->sparse.lists;

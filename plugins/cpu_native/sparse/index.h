@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * index.h: what a layer group and a call have of a sparse layer's choice of keys.
- */
+ * index.h: a sparse layer's choice of keys, in a layer group and in a call. */
 #ifndef CPU_NATIVE_INDEX_H
 #define CPU_NATIVE_INDEX_H
 
@@ -33,7 +32,7 @@ typedef struct row_lists {
     int32_t most;
 } row_lists;
 
-/* Operands of a call, and where it keeps what it is not given. */
+/* Operands of a call, and memory for those that are not given. */
 typedef struct sparse_operands {
     const attn_tensor *q;
     const attn_tensor *weights;

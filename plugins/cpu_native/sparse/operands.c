@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * operands.c: operands of a sparse layer: which of the three steps a call takes, what it is given
- * for them, and where it keeps what it is not given.
- */
+ * operands.c: operands of a sparse layer: the steps of a call, their operands, and memory for those
+ * that are not given. */
 #include "sparse.h"
 
 #include "attn_plugin_util.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * query.c: what cpu_native can do of sparse layers over latents.
- */
+ * query.c: limits of sparse layers over latents. */
 #include "sparse.h"
 
 #include "plugins/cpu_native/mla/mla.h"

@@ -15,7 +15,7 @@ static char *label_scale(const layer_call *call, int64_t page, int64_t offset)
            (int64_t)group->page_size * group->sparse.label + offset * (int64_t)sizeof(float);
 }
 
-/* What makes the largest finite magnitude the largest number of e4m3. */
+/* The scale that maps the largest finite magnitude to the largest number of e4m3. */
 static float choose_scale(const float *x, int32_t count)
 {
     float largest = 1e-4f;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sparse.h: latent attention to chosen keys (attn_sparse_dims), by the file that asks for it.
+ * sparse.h: latent attention to chosen keys (attn_sparse_dims), with the files that call it.
  *
  *   query.c     what it can do                                   query.c
  *   group.c     groups, units of one query each, memory          instance.c, plan.c, memory.c
@@ -9,12 +9,11 @@
  *   index.c     logits, by the kernel of index.inc; choices      forward.c
  *
  * The third step is that of latent attention (mla/): a row's list of slots takes the place of a
- * sequence's pages, so its keys are gathered, and a unit of work is the heads of one query. What a
- * row sees of a tile of 64 entries are those that are not -1.
+ * sequence's pages, so its keys are gathered, and a unit of work is the heads of one query. Of a
+ * tile of 64 entries, a row sees those that are not -1.
  *
  * A choice is the top_k largest logits of the keys that the row sees, of equal ones the first, in
- * the order of their positions: so the bits of a row are its own here, too.
- */
+ * the order of their positions: so the bits of a row are its own here, too. */
 #ifndef CPU_NATIVE_SPARSE_H
 #define CPU_NATIVE_SPARSE_H
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * dsa.h: what the kernels are launched with, for both sides.
+ * dsa.h: launch parameters of the kernels, for host and device.
  *
  *   dsa_plan        1 block: how many keys each row may choose, and groups of queries
  *   dsa_save        any grid: new latents and labels to their slots
@@ -10,13 +10,14 @@
  *   dsa_take        a block for each row: the choice of an engine, as slots without gaps; before them blocks that
  *                   save, so that it is one launch
  *
- * Attention to the slots is that of flashmla_like, each row being a sequence whose slots are its list.
+ * Attention to the slots is that of flashmla_like, each row being a sequence whose slots are its
+ * list.
  *
- * Rows are counted from the batch's first one, q_indptr[0]: row i of the lists is row first_row + i of
- * operands. A group is at most `queries` queries of a sequence that read labels together; groups lie on
- * a line, as many tiles of 64 labels long each as they see, which is cut evenly among blocks. A wave is
- * as many rows as there is room for their logits; no group crosses from one into the next.
- */
+ * Rows are counted from the batch's first one, q_indptr[0]: row i of the lists is row first_row + i
+ * of operands. A group is at most `queries` queries of a sequence that read labels together; groups
+ * lie on a line, as many tiles of 64 labels long each as they see, which is cut evenly among
+ * blocks. A wave is as many rows as there is room for their logits; no group crosses from one into
+ * the next. */
 #ifndef DSA_LIKE_DSA_H
 #define DSA_LIKE_DSA_H
 

@@ -167,7 +167,7 @@ static uint32_t find_range(const int32_t *ends, int32_t value)
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
-/* A number for what a group is: layers that are alike are measured once. */
+/* A number that identifies a group's parameters: equal layers are measured once. */
 static uint32_t part_of(const void *ctx, const attn_layer_group *group, int32_t layer_id)
 {
     (void)ctx, (void)layer_id;
@@ -235,8 +235,8 @@ static uint32_t choose_first(const void *ctx, uint32_t part, uint32_t phase, int
     return 0;
 }
 
-/* As far as queries and sizes go any candidate may be chosen for anything: they are the same before
- * and after decisions. */
+/* For queries and sizes, any candidate may serve any class, so that they are the same before and
+ * after decisions. */
 static pick_reach reach_all(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                             int32_t max_kv_len, uint32_t child)
 {

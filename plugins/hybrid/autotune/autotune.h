@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * autotune.h: what the files of autotune share.
+ * autotune.h: shared by the files of autotune.
  *
  *   autotune.c options, rules, query, create, prepare; the type
  *   measure.c  correctness and speed of the candidates, class by class
@@ -13,8 +13,7 @@
  * A class is a layer group, a phase (prefill, decode), a range of sequences and a range of keys.
  * Its candidate is chosen in prepare(), on made-up batches, so forwards measure nothing and always
  * use the same candidate. Before prepare(), and for classes that are not measured, the first
- * candidate that was not found wrong serves.
- */
+ * candidate that was not found wrong serves. */
 #ifndef HYBRID_AUTOTUNE_H
 #define HYBRID_AUTOTUNE_H
 
@@ -33,9 +32,9 @@ enum { TUNE_MAX_ROUNDS = 31 };
 extern const int32_t tune_batch_ends[TUNE_BATCHES];
 extern const int32_t tune_length_ends[TUNE_LENGTHS];
 
-enum { TUNE_ALIGNMENT = 256 /* of what is made up, in bytes */ };
+enum { TUNE_ALIGNMENT = 256 /* of the made-up cache, in bytes */ };
 
-/* Where a decision comes from. */
+/* Source of a decision. */
 enum { TUNE_UNDECIDED = 0, TUNE_STORED = 1, TUNE_MEASURED = 2 };
 
 /* A decision. */
@@ -48,7 +47,7 @@ typedef struct tune_class {
 /* A layer group, as far as it is needed after create. */
 typedef struct tune_group {
     uint32_t part;   /* as pick.h names it */
-    char text[192];  /* what it is: the store's key */
+    char text[192];  /* its description: the store's key */
     char layers[32]; /* "0-31", for people */
     attn_problem
         problem; /* without pointers but `device`, `group` and `bounds`, which are these: */
@@ -67,7 +66,7 @@ typedef struct tune_options {
     uint64_t memory; /* bytes of made-up cache */
 } tune_options;
 
-/* What an instance of autotune has of its own. */
+/* Members of an instance of autotune. */
 typedef struct tuning {
     pick_rules rules;
     tune_options options;
@@ -105,7 +104,7 @@ void tune_class_text(uint32_t index, char *text, size_t size);
 /* Why nothing can be measured for this group, or NULL. */
 const char *tune_why_not(const tune_group *group);
 
-/* Who serves what is not decided: the first that was not found wrong; 0 if all were. */
+/* The candidate for undecided classes: the first that was not found wrong; 0 if all were. */
 uint32_t tune_first_left(const tuning *own);
 
 /* ---- A case ---------------------------------------------------------------------------------- */
@@ -119,7 +118,7 @@ attn_status tune_case_create(attn_instance *instance, const tune_group *group, u
 void tune_case_destroy(tune_case *tune);
 
 /* Plan it for a candidate. One is planned at a time for each candidate; the next plan or the end of
- * the case frees what was taken. */
+ * the case frees its memory. */
 attn_status tune_case_plan(tune_case *tune, uint32_t candidate, attn_error *error);
 
 /* Plan the batch again, as each step does. */
@@ -189,17 +188,16 @@ attn_status tune_measure(attn_instance *instance, attn_progress progress, void *
 
 double tune_median(const int64_t *ns, int count);
 
-/* Is a challenger faster than who holds a class, by the margin and in most rounds? */
+/* Is a challenger faster than the holder of a class, by the margin and in most rounds? */
 int tune_is_faster(const int64_t *challenger, const int64_t *holder, int count, double margin);
 
 /* ---- The store ------------------------------------------------------------------------------- */
 
 /* Take decisions from the file, if there is one. CONFIG_ERROR if it is not a file of autotune;
- * entries that do not fit are left, with a message. */
+ * entries that do not apply are skipped, with a message. */
 attn_status tune_store_read(attn_instance *instance, attn_error *error);
 
-/* Write the decisions; entries that speak of other devices and layers stay. A failure is a message
- * alone. */
+/* Write the decisions; entries of other devices and layers stay. A failure only logs a message. */
 void tune_store_write(attn_instance *instance);
 
 /* ---- For people ------------------------------------------------------------------------------ */

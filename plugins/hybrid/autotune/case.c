@@ -20,7 +20,7 @@
 
 enum { MAX_QUERIES = 64, MAX_BLOCKS = 32, ALIGNMENT = TUNE_ALIGNMENT };
 
-/* What a candidate was planned into. */
+/* The plan of a candidate. */
 struct planned {
     attn_metadata *metadata;
     void *memory[ATTN_REGION_COUNT];
@@ -133,7 +133,7 @@ static void fill(tune_case *tune, void *to, uint64_t count, attn_dtype dtype)
     }
 }
 
-/* A normal number, which is all that is made here but for outputs. */
+/* A normal number, as all numbers here except outputs. */
 double tune_number(const void *from, uint64_t index, attn_dtype dtype)
 {
     int exponent, mantissa;

@@ -45,7 +45,7 @@ uint32_t tune_sample_rows(const tune_case *tune, tune_row rows[TUNE_MAX_SAMPLED]
     return (uint32_t)count;
 }
 
-/* The largest difference of an entry; what is not a number is infinitely far. */
+/* The largest difference of an entry; NaN counts as infinite. */
 static double distance(const tune_view *view, int64_t entry)
 {
     uint64_t dim = (uint64_t)view->group.v_head_dim, first = (uint64_t)entry * dim;

@@ -5,10 +5,9 @@
  * In each class each candidate computes the batch once; one that fails, or whose output the host's
  * judge finds wrong (judge.c), is dropped for all classes. The others are timed in turn. A
  * candidate replaces the best one so far if its median and its best sample are lower by the margin,
- * and most of its samples are lower than those of the same round. So noise that hits both
- * candidates, or one of them now and then, decides nothing; noise only ever adds time, so even
- * noise that hits one of them nearly always does not.
- */
+ * and most of its samples are lower than those of the same round. So noise that affects both
+ * candidates, or one of them occasionally, decides nothing. Noise only adds time, so even frequent
+ * noise on one candidate hardly ever decides. */
 #include "autotune.h"
 
 #include "attn_plugin_util.h"
@@ -252,7 +251,7 @@ static void decide(struct walk *walk, const struct class_id *id, tune_case *tune
 
 /* ---- All classes ----------------------------------------------------------------------------- */
 
-/* A decision for one that was found wrong since is none. */
+/* A decision for a candidate that was found wrong later is void. */
 static void forget_dropped(struct walk *walk)
 {
     for (uint32_t g = 0; g < walk->own->num_groups; g++)

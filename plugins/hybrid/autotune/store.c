@@ -6,9 +6,7 @@
  *   each other   device, layer group, candidates, class, choice, times, with tabs between them
  *
  * A decision is taken if its device, group, class and candidates, with the files they come from,
- * are those at hand. What speaks of other devices or groups is another run's, and is left where it
- * is.
- */
+ * are those at hand. Lines of other devices or groups belong to other runs and stay. */
 #include "autotune.h"
 
 #include "attn_plugin_util.h"
@@ -230,7 +228,7 @@ static FILE *open_new(const char *path)
     return file;
 }
 
-/* Nothing is written over what is no store, nor over one that could not be read to its end. */
+/* A file that is not a store, or could not be read completely, is not overwritten. */
 void tune_store_write(attn_instance *instance)
 {
     const tuning *own = instance->own;

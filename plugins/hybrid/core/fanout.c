@@ -136,7 +136,7 @@ static attn_reason *reason_at(const attn_verdict *verdict, uint32_t index)
                            (size_t)index * verdict->reasons->struct_size);
 }
 
-/* "child" before what the child may have put there for its own child: "child/inner". */
+/* Prepend "child" to the name that the child may have set for its own child: "child/inner". */
 static void name_reasons(attn_verdict *verdict, uint32_t first, uint32_t count, const char *name)
 {
     for (uint32_t r = first; r < first + count && r < verdict->reasons_capacity; r++) {

@@ -3,11 +3,10 @@
  * fanout.h: common handling of children, for every composite.
  *
  *   - children come from the host by the value of a backend-ref option, never by other means; the
- *     host names a child that it cannot ask or make, the composite one whose own calls fail;
- *   - a child is asked about, and made for, the modes that are routed to it and no others;
+ *     host names a child that it cannot query or create, the composite one whose own calls fail;
+ *   - a child is queried and created only for the modes that are routed to it;
  *   - metadata: scratch is shared (children run one after the other on one stream), all other
- *     regions lie one after the other in the region of the composite.
- */
+ *     regions lie one after the other in the region of the composite. */
 #ifndef HYBRID_FANOUT_H
 #define HYBRID_FANOUT_H
 
@@ -44,8 +43,8 @@ fanout_limits fanout_limits_of(const attn_bounds *bounds);
 /* Add the part of a batch for other layers. */
 void fanout_limits_add(fanout_limits *limits, const fanout_limits *other);
 
-/* The part of `bounds` that layers with `limits` can receive; 0 = nothing. What exceeds the limits of
- * all layers is kept: children refuse it. */
+/* The part of `bounds` that layers with `limits` can receive; 0 = nothing. A bound beyond the
+ * limits of all layers stays: children refuse it. */
 int fanout_limit_bounds(const fanout_limits *limits, const fanout_limits *all,
                         const attn_bounds *bounds, attn_bounds *limited);
 
@@ -59,8 +58,8 @@ void fanout_narrow_problem(const attn_problem *problem, uint32_t modes, child_pr
 typedef int (*fanout_serves)(const void *ctx, uint32_t child, const attn_layer_group *group,
                              const attn_layer *layer);
 
-/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count says how
- * many, and with 0 it is not to be asked. */
+/* Narrow a problem, narrowed already, further to the layers that child `c` serves; *count is their
+ * number; with 0 the child is not queried. */
 attn_status fanout_narrow_layers(const attn_services *services, child_problem *narrowed,
                                  fanout_serves serves, const void *ctx, uint32_t c, uint32_t *count,
                                  attn_error *error);
@@ -83,7 +82,7 @@ attn_status fanout_verdict_add(const attn_services *services, const char *name,
 /* INVALID_ARGUMENT unless `services` have the calls for children. */
 attn_status fanout_check_services(const attn_services *services, attn_error *error);
 
-/* UNSUPPORTED, in the words of its first reason, if the type's query says no to one of them. */
+/* UNSUPPORTED, with the first reason as the message, if the type's query refuses one of them. */
 attn_status fanout_check_problems(const attn_backend_type *type, const attn_options *options,
                                   const attn_services *services, const attn_problem *problems,
                                   uint32_t num_problems, attn_error *error);
@@ -146,8 +145,8 @@ typedef struct fanout {
     int on_cpu; /* device arrays can be read by the host */
 } fanout;
 
-/* What of `problem` is child `c` to solve? 0 in *asked = nothing of it. What it narrows is finished
- * by the caller. */
+/* The part of `problem` for child `c`; 0 in *asked = none. The caller finishes the narrowed
+ * problem. */
 typedef attn_status (*fanout_route)(const void *ctx, uint32_t c, const attn_problem *problem,
                                     child_problem *narrowed, int *asked, attn_error *error);
 
@@ -176,8 +175,8 @@ attn_status fanout_op_prepare(attn_instance *instance, attn_progress progress, v
                               attn_error *error);
 uint32_t fanout_op_index_forms(attn_instance *instance);
 
-/* What the children that have this extension point to, if they point to the same; else NULL: an
- * answer for one of several would be taken for all. NULL for ATTN_EXTENSION_CODE_PATHS. */
+/* The common table of the children that have this extension; NULL if their tables differ, as the
+ * answer of one would be taken for all. NULL for ATTN_EXTENSION_CODE_PATHS. */
 const void *fanout_op_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Metadata of the children ---------------------------------------------------------------- */
@@ -193,15 +192,16 @@ attn_status fanout_metadata_create(const fanout *children, uint32_t c, uint32_t 
                                    attn_memory_size *used, attn_metadata **metadata,
                                    attn_error *error);
 
-/* Which child is `part` of a composite's metadata for, and what is it given of `bounds`: these, or
- * `narrowed`, which was written then? NULL = there is no such metadata. A composite has one part
- * for each child, or several. */
+/* The child of `part` of a composite's metadata, and its bounds: `bounds` or `narrowed`, which was
+ * then written. NULL = there is no such metadata. A composite has one part for each child, or
+ * several. */
 typedef const attn_bounds *(*fanout_narrow)(const attn_instance *instance, uint32_t part,
                                             const attn_bounds *bounds, uint32_t *c,
                                             attn_bounds *narrowed);
 
-/* What metadata of a composite takes: `own` bytes of host metadata, aligned to `alignment`, and all
- * parts after them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it. */
+/* The memory of a composite's metadata: `own` bytes of host metadata, aligned to `alignment`, and
+ * all parts after them. `split` is whether it splits MIXED: CAPTURE_UNSUPPORTED for GRAPH with it.
+ */
 typedef struct fanout_metadata_form {
     uint64_t own;
     uint64_t alignment;

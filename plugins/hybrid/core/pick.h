@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * pick.h: composites that pick a child for each batch: hybrid_phase by its phase, route by a table,
- * autotune by what it measured.
+ * autotune by its measurements.
  *
- *   - The pick is made in init_forward_metadata from what the host knows of a batch: its mode,
+ *   - init_forward_metadata picks, from numbers that the host knows of a batch: its mode,
  *     num_seqs (padding included) and max_kv_len. Nothing is read from the device.
  *   - GRAPH metadata picks once, by its bounds: max_seqs and max_kv_len stand for those of every
  *     batch, so that a captured graph and all its replays are one child's.
@@ -11,8 +11,7 @@
  *     for.
  *   - MIXED is split by rows where it may be (split.h): extend rows are picked for as EXTEND,
  *     decode rows as DECODE, each with its own number of sequences. Else it is picked for as
- *     EXTEND.
- */
+ *     EXTEND. */
 #ifndef HYBRID_PICK_H
 #define HYBRID_PICK_H
 
@@ -21,7 +20,7 @@
 
 enum { PICK_MAX_CHILDREN = 32 };
 
-/* What a batch, or the part of it that is served by itself, is to the rules. */
+/* The properties of a batch, or of a separately served part of it, that rules use. */
 enum {
     PICK_PREFILL = 0, /* EXTEND; extend rows of MIXED; MIXED as a whole */
     PICK_DECODE = 1,  /* DECODE; decode rows of MIXED */
@@ -52,13 +51,13 @@ typedef struct pick_rules {
     pick_reach (*reach)(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                         int32_t max_kv_len, uint32_t child);
 
-    /* The same, by what was decided after create: what a child never receives then needs no
-     * metadata, though sizes are as if it could. NULL = as `reach`. */
+    /* The same after decisions that follow create: a child needs no metadata for work that it never
+     * receives, though sizes include it. NULL = as `reach`. */
     pick_reach (*decided)(const void *ctx, uint32_t part, uint32_t phase, int32_t max_seqs,
                           int32_t max_kv_len, uint32_t child);
 
-    /* The child that receives extend rows never has decode rows: what it has for DECODE is then for
-     * decode rows of a split MIXED, too. */
+    /* The child that receives extend rows never has decode rows: its metadata for DECODE then also
+     * serves decode rows of a split MIXED. */
     int halves_apart;
 } pick_rules;
 
@@ -69,7 +68,7 @@ typedef struct picker {
     int split_mixed;
 } picker;
 
-/* Layers that rules do not tell apart, of groups with the same bounds. */
+/* Layers that rules treat alike, of groups with the same bounds. */
 typedef struct pick_part {
     uint32_t name; /* as part_of() names it */
     fanout_limits limits;

@@ -9,9 +9,8 @@
  * need of that region.
  *
  * Memory is asked for every child that can be picked within the bounds, so that its size is a
- * function of them and grows with them. Made is what is picked: with GRAPH at the bounds, and of
- * children that are chosen after create what was chosen.
- */
+ * function of them and grows with them. Only metadata of picked children is created: with GRAPH
+ * those picked at the bounds, and of children that are chosen after create the chosen ones. */
 #include "pick.h"
 
 #include "slice.h"
@@ -59,8 +58,7 @@ static void add_shares(const attn_instance *instance, const picker *pick, const 
     }
 }
 
-/* A part is a half of a child: what is that given of `bounds`? NULL if it needs no metadata at all.
- */
+/* A part is a half of a child: its share of `bounds`, or NULL if it needs no metadata. */
 static const attn_bounds *narrow(const attn_instance *instance, uint32_t part,
                                  const attn_bounds *bounds, uint32_t *c, attn_bounds *narrowed)
 {

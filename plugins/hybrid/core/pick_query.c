@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pick_query: the work routed to each child, which is what it is asked about. A child is asked
- * about the layers, modes and bounds with which it can be picked and about no others; the composite
- * can do what all children that can be picked can do with theirs.
- */
+ * pick_query: the work routed to each child, for which it is queried: only the layers, modes and
+ * bounds with which it can be picked. The composite supports what all these children support for
+ * their shares. */
 #include "pick.h"
 
 #include "slice.h"
@@ -59,8 +58,8 @@ static pick_reach reach_within(const picker *pick, uint32_t part, uint32_t phase
 void pick_add_share(const picker *pick, uint32_t part, const attn_bounds *bounds, uint32_t half,
                     uint32_t child, pick_share *share)
 {
-    /* What this version does not know is asked of all, so that it is refused by all; and where no
-     * mode is known yet, or none that a child is called for, each child answers for itself. */
+    /* Unknown bits go to all children, so that all refuse them; without a known mode for which a
+     * child is called, each child answers for itself. */
     uint32_t unknown = half == PICK_WHOLE ? bounds->modes & ~KNOWN_MODES : 0;
     int no_mode = half == PICK_WHOLE && !(bounds->modes & ~BIT(IDLE));
     for (uint32_t phase = 0; phase < PICK_PHASES; phase++) {
@@ -156,9 +155,9 @@ static attn_status narrow_problem(const void *ctx, uint32_t c, const attn_proble
 
 /* ---- Splitting MIXED ------------------------------------------------------------------------- */
 
-/* Add to *seen how a child reads new tokens of the rows routed to it: bit 0 from the
- * cache, bit 1 from the arguments. It is asked about what would be its own, for it may refuse more.
- * A child that cannot serve that is to say so in query, with its reasons. */
+/* Add to *seen how a child reads new tokens of the rows routed to it: bit 0 from the cache, bit 1
+ * from the arguments. It is queried for its own share, as it may refuse more. A child that cannot
+ * serve its share says so in query, with its reasons. */
 static attn_status note_reading(const attn_services *services, const picker *pick, uint32_t child,
                                 const char *name, const attn_problem *problem, uint32_t *seen,
                                 attn_error *error)
@@ -217,7 +216,7 @@ static uint32_t who(const picker *pick, const char *const *names, uint32_t part,
     return children;
 }
 
-/* Can it depend on the rest of a batch who computes a row? */
+/* Can the child that computes a row depend on the rest of its batch? */
 static int picks_by_batch(const picker *pick, const char *const *names, const attn_problem *problem)
 {
     const attn_bounds *bounds = problem->bounds;
@@ -237,7 +236,8 @@ static int picks_by_batch(const picker *pick, const char *const *names, const at
     return 0;
 }
 
-/* Ask one child; *reads and *asked_modes are its answer about new tokens and what it speaks of. */
+/* Query one child; *reads and *asked_modes are its answer about new tokens and the modes of that
+ * answer. */
 static attn_status ask(const struct narrowing *of, uint32_t c, const char *name,
                        const attn_problem *problem, attn_verdict *verdict, uint32_t *reads,
                        uint32_t *asked_modes, attn_error *error)
@@ -265,7 +265,7 @@ static attn_status ask(const struct narrowing *of, uint32_t c, const char *name,
     return status;
 }
 
-/* What the composite adds to its children's answers. `alike` are modes whose new tokens all
+/* The composite's additions to its children's answers. `alike` are modes whose new tokens all
  * children read alike. */
 static void add_own_answer(const picker *pick, const char *const *names,
                            const attn_problem *problem, uint32_t differ, attn_verdict *verdict)

@@ -44,10 +44,10 @@ attn_status slice_extend_rows(const attn_batch *mixed, const int32_t *q_indptr, 
 attn_status slice_decode_rows(const attn_batch *mixed, const int32_t *q_indptr, batch_slice *slice,
                               int32_t *first_row, attn_error *error);
 
-/* What layers need of a batch, besides its rows: a mask. */
+/* Parts of a batch, besides its rows, that layers need: a mask. */
 enum { SLICE_KV = 1 << 0, SLICE_STATE = 1 << 1, SLICE_SPARSE = 1 << 2 };
 
-/* What the layers of a group need. */
+/* The needs of a group's layers. */
 uint32_t slice_needs(const attn_layer_group *group);
 
 /* Groups of a batch that layers read: those below these numbers. */
@@ -56,7 +56,7 @@ typedef struct slice_groups {
     uint32_t num_state_groups;
 } slice_groups;
 
-/* Widen by those that a layer group reads. */
+/* Extend them by the groups that a layer group reads. */
 void slice_groups_add(slice_groups *groups, const attn_layer_group *group);
 
 /* The batch for layers that need no more than `needs`, and no other groups. It points to what the

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * split.h: when a composite may split a MIXED batch by rows, extend rows to one child and decode
- * rows to another, and what its verdict loses.
+ * rows to another, and the promises that its verdict loses.
  *
  * It may unless that would change a result or cannot be done:
  *   - new tokens of a rounded cache: whether they are read as rounded is a property of a mode, not
  *     of a row, so the children must read them alike;
- *   - latent attention: a batch is called in one form, so EXTEND and DECODE must have MIXED's.
- */
+ *   - latent attention: a batch is called in one form, so EXTEND and DECODE must have MIXED's. */
 #ifndef HYBRID_SPLIT_H
 #define HYBRID_SPLIT_H
 

@@ -6,9 +6,8 @@
  *   not given          by the layer's kind: linear ones to `linear`, all others to `full`
  *   "3,7,11-15"        these layers to `full`, all others to `linear`
  *
- * Each child is asked about, made for and given batches of its own layers alone. A layer group of
- * which each serves a part is shown to both, each with its part.
- */
+ * Each child is queried, created and planned only for its own layers. A layer group that both serve
+ * in part is shown to both, each with its part. */
 #include "plugins/hybrid/core/hybrid.h"
 
 #include "linear.h"

@@ -11,8 +11,7 @@
  *
  * Both children are asked with the caller's layout, so a cache that one of them cannot read is a
  * reason of that child. MIXED goes to the prefill child whole where it cannot be split
- * (core/split.h). What is made of the table is core/pick.h.
- */
+ * (core/split.h). core/pick.h applies the table. */
 #include "plugins/hybrid/core/hybrid.h"
 
 #include "attn_plugin_util.h"
@@ -26,7 +25,7 @@ enum { PREFILL = 0, DECODE = 1, NUM_CHILDREN = 2 };
 
 typedef struct phase_options {
     const char *child[NUM_CHILDREN]; /* names of backends; valid during the call */
-    uint32_t spec_child;             /* who serves TARGET_VERIFY and DRAFT_EXTEND */
+    uint32_t spec_child;             /* the child of TARGET_VERIFY and DRAFT_EXTEND */
 } phase_options;
 
 static const char *const spec_choices[] = {"prefill", "decode"};

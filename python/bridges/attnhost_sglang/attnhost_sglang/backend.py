@@ -84,7 +84,7 @@ class Layers:
         return made
 
     def bind(self, layer: RadixAttention, sinks: Optional[torch.Tensor]) -> None:
-        """What the layer has in every call, once."""
+        """Operands that the layer has in every call; bound once."""
         if layer.layer_id in self.bound:
             return
         operands, scales, pool = {}, None, self.owner.pool

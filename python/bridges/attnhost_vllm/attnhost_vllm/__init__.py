@@ -10,13 +10,13 @@ PATH = "attnhost_vllm.chosen.Backend"
 
 
 def backend_name() -> str:
-    """What --attention-backend takes: ATTNHOST; CUSTOM where vLLM has no names of others' (before 0.32)."""
+    """The name for --attention-backend: ATTNHOST; CUSTOM if vLLM has no registry for external names (before 0.32)."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     return "ATTNHOST" if hasattr(AttentionBackendEnum, "register") else "CUSTOM"
 
 
 def _member() -> Any:
-    """What another process of vLLM makes of the name: it reads its settings before it calls register()."""
+    """Resolves the name in another process of vLLM, which reads its settings before it calls register()."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     register()
     return AttentionBackendEnum[backend_name()]

@@ -64,7 +64,7 @@ def _kv_dtype(name: Optional[str], dtype: torch.dtype) -> torch.dtype:
 
 
 def _settings(host: attnhost.Host, kv_dtype: torch.dtype) -> Dict[str, Any]:
-    """What a choice is made with beside the ini: vLLM's batch invariant mode, and scales; each layer is bound with
+    """Settings of a choice in addition to the ini: vLLM's batch invariant mode, and scales; each layer is bound with
     those of its checkpoint."""
     made: Dict[str, Any] = {"attention__batch_invariant": True} if envs.VLLM_BATCH_INVARIANT else {}
     if kv_dtype.itemsize == 1:
@@ -74,7 +74,7 @@ def _settings(host: attnhost.Host, kv_dtype: torch.dtype) -> Dict[str, Any]:
 
 def _explain(config: VllmConfig, group: Any, dtype: torch.dtype, kv_dtype: torch.dtype,
              page_size: int) -> attnhost.Selection:
-    """Who would serve such layers here."""
+    """The backends that would serve such layers here."""
     from vllm.platforms import current_platform
     host = host_of(config)
     names = attnhost.engine.DTYPE_NAMES
@@ -149,8 +149,8 @@ class AttnhostBackend(AttentionBackend):
     def supports_combination(cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: Optional[str],
                              block_size: Optional[int], use_mla: bool, has_sink: bool, *_: Any,
                              **__: Any) -> Optional[str]:
-        """What the host says to layers of these dimensions. Soft caps, windows and ALiBi are not known here;
-        they are asked about when the model's layers are."""
+        """The host's answer for layers of these dimensions. Soft caps, windows and ALiBi are unknown here; they are
+        queried with the model's layers."""
         if use_mla != cls.is_mla() or dtype not in attnhost.engine.DTYPE_NAMES:
             return None  # refused elsewhere
         config = get_current_vllm_config()
@@ -341,7 +341,7 @@ class AttnhostImpl(AttentionImpl[AttnhostMetadata]):
         return output
 
     def _bind(self, layer: Any, number: int, kv_cache: Optional[torch.Tensor], planner: Planner) -> None:
-        """What the layer has in every call, once: vLLM gives the cache with each."""
+        """Operands that the layer has in every call; bound once, although vLLM passes the cache each time."""
         if not self._bound.note(planner, kv_cache):
             return
         operands, scales = {}, None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Classes that are known when they are asked for. `Backend` is the backend of the model at hand: of latent layers,
-or of all others. vLLM's platform of processors takes CPU_ATTN, CPU_MLA or AMX_MLA whatever --attention-backend says, and
-logs that it cannot use another: what stands for these here is vLLM's own, or ours where it was asked for."""
+"""Classes that are resolved at their first use. `Backend` is the backend of the model at hand: of latent layers, or
+of all others. vLLM's platform of processors takes CPU_ATTN, CPU_MLA or AMX_MLA whatever --attention-backend says, and
+logs that it cannot use another: these names stand for vLLM's own backend, or for ours if it was requested."""
 from typing import Any
 
 CPU = ("CPU_ATTN", "CPU_MLA", "AMX_MLA")
