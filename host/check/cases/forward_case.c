@@ -100,7 +100,7 @@ static bool chooses_wrongly(const struct case_spec *spec)
            (case_has_blocks(spec) && case_is_absorbed(spec)) ||
            (is_narrowed && case_has_lists(spec)) || spec->alibi || spec->multi_item ||
            spec->special_values || spec->spread || spec->unwritten_slots || spec->partial ||
-           spec->hint != HINT_NONE || (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
+           (!spec->from_cache && !(spec->flags & ATTN_FORWARD_SAVE_KV));
 }
 
 /* First keys of sequence s that another one of the batch brings as new ones. */
@@ -120,15 +120,16 @@ static bool shares_unsaved(const struct case_spec *spec, int32_t s)
             spec->fewer_keys || spec->sequences[s].shared > from->prefix_len + num_new);
 }
 
-/* What sequences have in common: whole pages. */
+/* What sequences have in common: whole pages. Runs of many sequences repeat with the listed ones, and are in the cache. */
 static bool shares_wrongly(const struct case_spec *spec)
 {
-    for (int32_t s = 0; s < spec->num_sequences && s < FORWARD_CASE_MAX_SEQS; s++) {
+    const bool repeats = spec->num_sequences > FORWARD_CASE_MAX_SEQS;
+    const int32_t listed = repeats ? FORWARD_CASE_REPEATED : spec->num_sequences;
+    for (int32_t s = 0; s < listed; s++) {
         int32_t shared = spec->sequences[s].shared, from = case_sharer(spec, s);
         if (shared == 0)
             continue;
-        if (from < 0 || from >= spec->num_sequences ||
-            spec->num_sequences > FORWARD_CASE_MAX_SEQS || shared < 0 ||
+        if (from < 0 || from >= listed || shared < 0 || (repeats && shares_new(spec, s)) ||
             shared % spec->page_size != 0 || shared > spec->sequences[s].prefix_len ||
             shares_unsaved(spec, s) || spec->attn_type != ATTN_TYPE_DECODER ||
             case_is_expanded(spec) || spec->special_values ||

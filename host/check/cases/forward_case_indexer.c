@@ -160,6 +160,7 @@ void case_indexer_place(struct forward_case *c)
 #define LOGITS  (ROLE(INDEX_LOGITS))
 #define INDEXER (ROLE(INDEX_Q) | ROLE(INDEX_WEIGHTS) | ROLE(INDEX_K) | ROLE(LABEL_CACHE))
 #define CHOICE  (ROLE(SPARSE_INDICES) | ROLE(SPARSE_COUNT))
+#define LAYER   (ROLE(SINKS)) /* of each call, whatever it computes */
 
 int32_t case_num_steps(const struct case_spec *spec)
 {
@@ -168,7 +169,8 @@ int32_t case_num_steps(const struct case_spec *spec)
 
 uint64_t case_roles_of(const struct case_spec *spec, int32_t step)
 {
-    static const uint64_t roles[] = {INDEXER | LOGITS, LOGITS | CHOICE, ~(INDEXER | LOGITS)};
+    static const uint64_t roles[] = {INDEXER | LOGITS | LAYER, LOGITS | CHOICE | LAYER,
+                                     ~(INDEXER | LOGITS)};
     return spec->indexer.by_steps ? roles[step] : ~UINT64_C(0);
 }
 

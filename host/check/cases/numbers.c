@@ -45,6 +45,25 @@ int64_t numbers_work(const struct case_spec *spec)
     return pairs * spec->num_q_heads * (spec->head_dim + spec->v_head_dim);
 }
 
+/* Elements of a pool in which all sequences are as long as the longest: cases have such. */
+static bool is_cache_small(const struct case_spec *spec)
+{
+    int64_t longest = 0, count = spec->padded > 0 ? spec->padded : spec->num_sequences;
+    for (int32_t s = 0; s < spec->num_sequences; s++) {
+        const struct case_sequence *sequence = case_sequence_at(spec, s);
+        int64_t keys = sequence->prefix_len + sequence->num_new + spec->page_size;
+        longest = keys > longest ? keys : longest;
+    }
+    return count * longest * spec->num_kv_heads * (spec->head_dim + spec->v_head_dim) <= 1 << 23;
+}
+
+/* Beyond them the sequences repeat. */
+static int32_t num_listed(const struct case_spec *spec)
+{
+    return spec->num_sequences > FORWARD_CASE_MAX_SEQS ? FORWARD_CASE_REPEATED
+                                                       : spec->num_sequences;
+}
+
 static int has_row(const struct case_spec *spec)
 {
     int has = spec->spare > 0 || spec->padded > spec->num_sequences;
@@ -87,9 +106,9 @@ static bool keep_if_accepted(struct numbers *numbers, struct case_spec *changed)
 /* One number: as drawn, if it is accepted. */
 #define DRAW(numbers, member, number)                                                              \
     do {                                                                                           \
-        struct case_spec changed = *(numbers)->spec;                                               \
-        changed.member = number;                                                                   \
-        keep_if_accepted(numbers, &changed);                                                       \
+        struct case_spec with_number = *(numbers)->spec;                                           \
+        with_number.member = number;                                                               \
+        keep_if_accepted(numbers, &with_number);                                                   \
     } while (0)
 
 /* ---- Recurrent layers ------------------------------------------------------------------------ */
@@ -288,11 +307,10 @@ void numbers_draw_hint(const struct numbers_for *whom, uint64_t seed, struct cas
     enum { MOST_PAGES = 3, LEAST_DIM = 8 };
     struct numbers numbers = {whom, spec, {.seed = seed}};
     struct case_spec changed = *spec;
-    if (!one_in(&numbers, 3) || has_own_lengths(spec) ||
-        spec->num_sequences > FORWARD_CASE_MAX_SEQS)
+    if (!one_in(&numbers, 3) || has_own_lengths(spec))
         return;
     changed.hint = HINT_ALL + below(&numbers, CASE_HINTS - HINT_ALL);
-    for (int32_t s = 1; s < changed.num_sequences; s++) {
+    for (int32_t s = 1; s < num_listed(&changed); s++) {
         if (one_in(&numbers, 3))
             continue;
         int32_t shared = changed.page_size * (1 + below(&numbers, MOST_PAGES));
@@ -303,7 +321,8 @@ void numbers_draw_hint(const struct numbers_for *whom, uint64_t seed, struct cas
     hide_needles(&changed);
     /* Prefixes have grown: so few elements do not tell so many keys apart. */
     changed.without_needles |= changed.head_dim < LEAST_DIM || changed.v_head_dim < LEAST_DIM;
-    keep_if_accepted(&numbers, &changed);
+    if (is_cache_small(&changed))
+        keep_if_accepted(&numbers, &changed);
 }
 
 bool numbers_draw_few(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
@@ -356,9 +375,31 @@ static void draw_heads(struct numbers *numbers)
     keep_if_accepted(numbers, &changed);
 }
 
+/* Kernels have code of their own for numbers that lists have: each of these stays in a third of the cases. Heads of keys
+ * beyond those of the lists are as rare. */
+static void keep_listed(struct numbers *numbers, const struct case_spec *listed)
+{
+    const bool latent = listed->latent.kv_lora_rank > 0;
+    struct case_spec changed = *numbers->spec;
+    if (one_in(numbers, 3) && !latent) {
+        changed.head_dim = listed->head_dim;
+        changed.v_head_dim = listed->v_head_dim;
+        keep_if_accepted(numbers, &changed);
+    }
+    if (one_in(numbers, 3))
+        DRAW(numbers, page_size, listed->page_size);
+    if (!one_in(numbers, 9) || latent)
+        return;
+    changed = *numbers->spec;
+    changed.num_kv_heads = 8 + below(numbers, 25);
+    changed.num_q_heads = changed.num_kv_heads * (1 + below(numbers, 2));
+    keep_if_accepted(numbers, &changed);
+}
+
 void numbers_draw_layer(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
     struct numbers drawn = {whom, spec, {.seed = seed}}, *numbers = &drawn;
+    const struct case_spec listed = *spec;
     if (spec->kind == ATTN_KIND_LINEAR) {
         draw_linear_layer(numbers);
         return;
@@ -369,18 +410,23 @@ void numbers_draw_layer(const struct numbers_for *whom, uint64_t seed, struct ca
     draw_heads(numbers);
     if (spec->kv_layout)
         DRAW(numbers, page_size, 1 + below(numbers, one_in(numbers, 2) ? 140 : 12));
+    keep_listed(numbers, &listed);
 }
 
 /* ---- Large things ---------------------------------------------------------------------------- */
 
 enum { HEADS, SEQUENCES, PADDING, KEYS, QUERIES, LARGE_THINGS };
 
-/* Of the listed sequences one that comes again where sequences are many. */
 static struct case_sequence *any_sequence(struct numbers *numbers, struct case_spec *spec)
 {
-    int32_t listed =
-        spec->num_sequences > FORWARD_CASE_MAX_SEQS ? FORWARD_CASE_REPEATED : spec->num_sequences;
-    return &spec->sequences[below(numbers, listed)];
+    return &spec->sequences[below(numbers, num_listed(spec))];
+}
+
+/* One in eight is far above the others. */
+static int32_t large_length(struct numbers *numbers, int32_t least, int32_t count, int32_t far)
+{
+    const int32_t drawn = below(numbers, count);
+    return (drawn < count - count / 8 ? least : far) + drawn;
 }
 
 static void make_large(struct numbers *numbers, int32_t thing, struct case_spec *spec)
@@ -399,10 +445,10 @@ static void make_large(struct numbers *numbers, int32_t thing, struct case_spec 
         spec->padded = spec->num_sequences + 20 + below(numbers, 180);
         break;
     case KEYS:
-        any_sequence(numbers, spec)->prefix_len = 500 + below(numbers, 4000);
+        any_sequence(numbers, spec)->prefix_len = large_length(numbers, 500, 4000, 6000);
         break;
     default:
-        any_sequence(numbers, spec)->num_new = 60 + below(numbers, 500);
+        any_sequence(numbers, spec)->num_new = large_length(numbers, 60, 500, 600);
     }
 }
 
@@ -422,18 +468,6 @@ static void make_small(struct numbers *numbers, struct case_spec *spec)
     small.head_dim = 8 + below(numbers, 17);
     small.v_head_dim = 8 + below(numbers, 17);
     grid_take(numbers->whom->grid, numbers->whom->options, &small, spec);
-}
-
-/* Elements of a pool in which all sequences are as long as the longest: cases have such. */
-static bool is_cache_small(const struct case_spec *spec)
-{
-    int64_t longest = 0, count = spec->padded > 0 ? spec->padded : spec->num_sequences;
-    for (int32_t s = 0; s < spec->num_sequences; s++) {
-        const struct case_sequence *sequence = case_sequence_at(spec, s);
-        int64_t keys = sequence->prefix_len + sequence->num_new + spec->page_size;
-        longest = keys > longest ? keys : longest;
-    }
-    return count * longest * spec->num_kv_heads * (spec->head_dim + spec->v_head_dim) <= 1 << 23;
 }
 
 void numbers_draw_large(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)

@@ -74,7 +74,7 @@ bool sequel_redraw(const struct grid *grid, const struct grid_point *point, int3
             next.value[AXIS_MASK] = (uint8_t)mask;
         if (!sequel_accepts(grid, &next, spec))
             continue;
-        spec->indexer.by_steps = spec->indexer.heads > 0 && !spec->sinks && mix_stream(seed, n) % 2;
+        spec->indexer.by_steps = spec->indexer.heads > 0 && mix_stream(seed, n) % 2;
         if (n % 2 == 0)
             numbers_draw_batch(&(struct numbers_for){.grid = grid,
                                                      .options = grid_options(grid, &next),

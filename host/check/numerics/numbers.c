@@ -49,8 +49,8 @@ static void change_fp8(const struct check_run *run, const struct grid *grid,
     spec->device_scales = scaled && mix_stream(run->seed, 10) % 3 == 0;
 }
 
-/* What extremes.c has one at a time, beside all else: in an eighth of the cases each a negative scale, a window of up to
- * 3000 keys, keys with a score of -inf. */
+/* What others have one at a time, beside all else: in an eighth of the cases each a negative scale, a window of up to
+ * 3000 keys, keys with a score of -inf, keys in page 0, sinks or slopes that are extreme. */
 static void draw_extremes(const struct check_run *run, const struct grid *grid,
                           const attn_options *options, struct case_spec *spec)
 {
@@ -62,6 +62,12 @@ static void draw_extremes(const struct check_run *run, const struct grid *grid,
         changed.window_left = 300 + draw_at(run->seed, 15, 2700);
     else if (drawn % 8 == 2)
         changed.lost_keys = 1 + draw_at(run->seed, 15, drawn >> 63 ? 2600 : 40);
+    else if (drawn % 8 == 3)
+        changed.keys_in_page_0 = spec->kv_layout;
+    else if (drawn % 8 == 4)
+        changed.high_sinks = spec->sinks;
+    else if (drawn % 8 == 5)
+        changed.odd_slopes = changed.without_needles = spec->alibi;
     else
         return;
     grid_take(grid, options, &changed, spec);
@@ -102,10 +108,11 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     change_fp8(run, grid, used, spec);
     numbers_draw_layer(&whom, mix_absorb(run->seed, 1), spec);
     numbers_draw_batch(&whom, mix_absorb(run->seed, 2), spec);
-    numbers_draw_hint(&whom, mix_absorb(run->seed, 7), spec);
-    whom.most_work = large_work;
-    if (large)
+    if (large) {
+        whom.most_work = large_work;
         numbers_draw_large(&whom, mix_absorb(run->seed, 5), spec);
+    }
+    numbers_draw_hint(&whom, mix_absorb(run->seed, 7), spec);
     draw_extremes(run, grid, used, spec);
     put_nan(run, spec);
     spec->guarded = is_guarded(run);
@@ -116,13 +123,39 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
 
 /* ---- Softmax layers and latent ones ---------------------------------------------------------- */
 
+/* Every fourth latent case is of a sparse layer, without what such a layer cannot have. */
+static void draw_choice(const struct check_run *run, const struct grid *grid,
+                        struct grid_point *point, struct case_spec *spec)
+{
+    static const enum grid_axis plain[] = {AXIS_LATENT_FORM, AXIS_ALIBI, AXIS_MASK, AXIS_WINDOW,
+                                           AXIS_CHUNK};
+    const uint64_t drawn = mix_stream(run->seed, 16);
+    struct grid_point changed = *point;
+    if (drawn % 4 > 0)
+        return;
+    changed.value[AXIS_CHOICE] = (uint8_t)(CHOICE_GIVEN + drawn / 4 % CHOICE_F32);
+    for (size_t n = 0; n < (changed.value[AXIS_CHOICE] == CHOICE_GIVEN ? 5 : 2); n++)
+        changed.value[plain[n]] = 0;
+    if (changed.value[AXIS_SOURCE] != SOURCE_CACHE && changed.value[AXIS_SOURCE] != SOURCE_SHARED)
+        changed.value[AXIS_SOURCE] = SOURCE_SAVED;
+    if (!grid_accepts(grid, &changed, spec, NULL, 0))
+        return;
+    *point = changed;
+    spec->top_k = 1 + draw_at(run->seed, 17, 2 * spec->top_k);
+    spec->indexer.has_ties = spec->indexer.heads > 0 && drawn >> 62 & 1;
+    spec->indexer.by_steps = spec->indexer.heads > 0 && drawn >> 63;
+}
+
 static void run_any(struct check_run *run, const struct grid_choice *latents, bool large)
 {
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
-    if (numerics_random(run, grid, latents, &point, &spec))
-        judge(run, grid, &point, large, &spec);
+    if (!numerics_random(run, grid, latents, &point, &spec))
+        return;
+    if (latents)
+        draw_choice(run, grid, &point, &spec);
+    judge(run, grid, &point, large, &spec);
 }
 
 /* Those of few elements for what is large. */
