@@ -139,6 +139,14 @@ static bool shares_wrongly(const struct case_spec *spec)
     return spec->hint != HINT_NONE && !spec->kv_layout;
 }
 
+/* Arrays with something for each sequence are not there without one. */
+static bool lacks_sequences(const struct case_spec *spec)
+{
+    return spec->num_sequences == 0 && spec->padded == 0 &&
+           (spec->multi_item || spec->scale_granularity == ATTN_SCALE_PER_SEQ_HEAD ||
+            spec->input_granularity == ATTN_SCALE_PER_SEQ_HEAD);
+}
+
 static attn_dtype new_kv_dtype(const struct case_spec *spec)
 {
     return spec->new_kv_dtype ? spec->new_kv_dtype : spec->q_dtype;
@@ -229,6 +237,8 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "min_alignment";
     if (shares_wrongly(spec))
         return "shared";
+    if (lacks_sequences(spec))
+        return "num_sequences";
     if ((spec->scale_granularity != ATTN_SCALE_NONE) != has_scales(spec) ||
         (spec->scale_granularity == ATTN_SCALE_PER_TOKEN_HEAD && spec->spread != SPREAD_NONE))
         return "scale_granularity";

@@ -64,20 +64,13 @@ static int32_t num_listed(const struct case_spec *spec)
                                                        : spec->num_sequences;
 }
 
-static int has_row(const struct case_spec *spec)
+/* Arrays of a batch without rows are not there. */
+static bool has_row(const struct case_spec *spec)
 {
-    int has = spec->spare > 0 || spec->padded > spec->num_sequences;
+    bool has = spec->spare > 0 || spec->padded > spec->num_sequences;
     for (int32_t s = 0; s < spec->num_sequences; s++)
         has |= spec->mode == ATTN_MODE_DECODE || case_sequence_at(spec, s)->num_new > 0;
     return has;
-}
-
-/* Arrays of a batch without rows, and those of its sequences without one, are not there. */
-static int lacks_arrays(const struct case_spec *spec)
-{
-    int of_sequences = spec->multi_item || spec->scale_granularity == ATTN_SCALE_PER_SEQ_HEAD ||
-                       spec->input_granularity == ATTN_SCALE_PER_SEQ_HEAD;
-    return !has_row(spec) || (of_sequences && spec->num_sequences == 0 && spec->padded == 0);
 }
 
 /* Products of an element of a state and one of a key, or of the convolution. */
@@ -94,7 +87,7 @@ static bool keep_if_accepted(struct numbers *numbers, struct case_spec *changed)
 {
     char reason[LINEAR_TEXT];
     if (changed->kind != ATTN_KIND_LINEAR)
-        return !lacks_arrays(changed) && numbers_work(changed) <= numbers->whom->most_work &&
+        return has_row(changed) && numbers_work(changed) <= numbers->whom->most_work &&
                grid_take(numbers->whom->grid, numbers->whom->options, changed, numbers->spec);
     bool is_kept = linear_work(changed) <= numbers->whom->most_work &&
                    linear_accepts(numbers->whom->subject, changed, reason);
@@ -307,13 +300,14 @@ void numbers_draw_hint(const struct numbers_for *whom, uint64_t seed, struct cas
     enum { MOST_PAGES = 3, LEAST_DIM = 8 };
     struct numbers numbers = {whom, spec, {.seed = seed}};
     struct case_spec changed = *spec;
-    if (!one_in(&numbers, 3) || has_own_lengths(spec))
+    const bool repeats = spec->num_sequences > FORWARD_CASE_MAX_SEQS;
+    if (!one_in(&numbers, repeats ? 1 : 3) || has_own_lengths(spec))
         return;
     changed.hint = HINT_ALL + below(&numbers, CASE_HINTS - HINT_ALL);
     for (int32_t s = 1; s < num_listed(&changed); s++) {
         if (one_in(&numbers, 3))
             continue;
-        int32_t shared = changed.page_size * (1 + below(&numbers, MOST_PAGES));
+        int32_t shared = changed.page_size * (1 + below(&numbers, repeats ? 1 : MOST_PAGES));
         lengthen(&changed.sequences[s - 1], shared);
         lengthen(&changed.sequences[s], shared);
         changed.sequences[s].shared = shared;
@@ -375,19 +369,22 @@ static void draw_heads(struct numbers *numbers)
     keep_if_accepted(numbers, &changed);
 }
 
-/* Kernels have code of their own for numbers that lists have: each of these stays in a third of the cases. Heads of keys
- * beyond those of the lists are as rare. */
-static void keep_listed(struct numbers *numbers, const struct case_spec *listed)
+/* Kernels have code of their own for what models have: each of these in a third of the cases, many heads of keys in fewer.
+ * Dimensions whatever their work, as lengths are drawn later. */
+static void draw_usual(struct numbers *numbers)
 {
-    const bool latent = listed->latent.kv_lora_rank > 0;
+    static const int32_t dims[][2] = {{128, 128}, {192, 128}, {192, 192}, {256, 256}, {512, 512}};
+    static const int32_t pages[] = {1, 16, 32, 64, 128};
+    const bool latent = numbers->spec->latent.kv_lora_rank > 0;
     struct case_spec changed = *numbers->spec;
     if (one_in(numbers, 3) && !latent) {
-        changed.head_dim = listed->head_dim;
-        changed.v_head_dim = listed->v_head_dim;
-        keep_if_accepted(numbers, &changed);
+        const int32_t *of = dims[below(numbers, 5)];
+        changed.head_dim = of[0];
+        changed.v_head_dim = of[1];
+        grid_take(numbers->whom->grid, numbers->whom->options, &changed, numbers->spec);
     }
-    if (one_in(numbers, 3))
-        DRAW(numbers, page_size, listed->page_size);
+    if (one_in(numbers, 3) && numbers->spec->kv_layout)
+        DRAW(numbers, page_size, pages[below(numbers, 5)]);
     if (!one_in(numbers, 9) || latent)
         return;
     changed = *numbers->spec;
@@ -399,7 +396,6 @@ static void keep_listed(struct numbers *numbers, const struct case_spec *listed)
 void numbers_draw_layer(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec)
 {
     struct numbers drawn = {whom, spec, {.seed = seed}}, *numbers = &drawn;
-    const struct case_spec listed = *spec;
     if (spec->kind == ATTN_KIND_LINEAR) {
         draw_linear_layer(numbers);
         return;
@@ -410,7 +406,7 @@ void numbers_draw_layer(const struct numbers_for *whom, uint64_t seed, struct ca
     draw_heads(numbers);
     if (spec->kv_layout)
         DRAW(numbers, page_size, 1 + below(numbers, one_in(numbers, 2) ? 140 : 12));
-    keep_listed(numbers, &listed);
+    draw_usual(numbers);
 }
 
 /* ---- Large things ---------------------------------------------------------------------------- */
@@ -422,11 +418,26 @@ static struct case_sequence *any_sequence(struct numbers *numbers, struct case_s
     return &spec->sequences[below(numbers, num_listed(spec))];
 }
 
-/* One in eight is far above the others. */
+/* One in three is far above the others. */
 static int32_t large_length(struct numbers *numbers, int32_t least, int32_t count, int32_t far)
 {
     const int32_t drawn = below(numbers, count);
-    return (drawn < count - count / 8 ? least : far) + drawn;
+    return (drawn < count - count / 3 ? least : far) + drawn;
+}
+
+/* More than a thousand of a head or two. */
+static void make_queries(struct numbers *numbers, struct case_spec *spec)
+{
+    enum { MANY = 700 };
+    struct case_sequence *sequence = any_sequence(numbers, spec);
+    sequence->num_new = large_length(numbers, 60, 500, MANY);
+    if (sequence->num_new < MANY)
+        return;
+    spec->num_q_heads = spec->num_kv_heads = 1;
+    if (spec->latent.kv_lora_rank > 0)
+        case_spec_set_form(spec, spec->latent.expanded);
+    else
+        spec->num_q_heads += below(numbers, 2);
 }
 
 static void make_large(struct numbers *numbers, int32_t thing, struct case_spec *spec)
@@ -448,11 +459,11 @@ static void make_large(struct numbers *numbers, int32_t thing, struct case_spec 
         any_sequence(numbers, spec)->prefix_len = large_length(numbers, 500, 4000, 6000);
         break;
     default:
-        any_sequence(numbers, spec)->num_new = large_length(numbers, 60, 500, 600);
+        make_queries(numbers, spec);
     }
 }
 
-/* Few sequences of few keys, of heads that are small where that is accepted. */
+/* Few sequences of few keys, of heads that are small where that is accepted, or of one head as it is. */
 static void make_small(struct numbers *numbers, struct case_spec *spec)
 {
     spec->num_sequences = 1 + below(numbers, 4);
@@ -467,6 +478,11 @@ static void make_small(struct numbers *numbers, struct case_spec *spec)
     struct case_spec small = *spec;
     small.head_dim = 8 + below(numbers, 17);
     small.v_head_dim = 8 + below(numbers, 17);
+    if (one_in(numbers, 3)) {
+        small = *spec;
+        small.num_q_heads /= small.num_kv_heads;
+        small.num_kv_heads = 1;
+    }
     grid_take(numbers->whom->grid, numbers->whom->options, &small, spec);
 }
 

@@ -29,8 +29,8 @@ void numbers_draw_batch(const struct numbers_for *whom, uint64_t seed, struct ca
  * decays. */
 void numbers_draw_layer(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec);
 
-/* Runs of sequences with first pages in common and a hint of them, in a third of the cases. What
- * else the spec has stays: sinks, slopes, caps, masks, and whether LSE is asked for. */
+/* Runs of sequences with first pages in common and a hint of them, in a third of the cases and wherever sequences are
+ * many. What else the spec has stays: sinks, slopes, caps, masks, and whether LSE is asked for. */
 void numbers_draw_hint(const struct numbers_for *whom, uint64_t seed, struct case_spec *spec);
 
 /* A few sequences with a query or two, before up to some 3000 keys each: work that is cut along its

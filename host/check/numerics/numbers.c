@@ -19,7 +19,7 @@
 
 enum { CASES = 660, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
 /* Products of a query's and a key's element that a case may have; elements of states. */
-static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 15000000;
+static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 100000000;
 
 /* A spec of a grid. */
 struct asked {
@@ -108,10 +108,9 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     change_fp8(run, grid, used, spec);
     numbers_draw_layer(&whom, mix_absorb(run->seed, 1), spec);
     numbers_draw_batch(&whom, mix_absorb(run->seed, 2), spec);
-    if (large) {
-        whom.most_work = large_work;
+    whom.most_work = large ? large_work : 2 * most_work;
+    if (large)
         numbers_draw_large(&whom, mix_absorb(run->seed, 5), spec);
-    }
     numbers_draw_hint(&whom, mix_absorb(run->seed, 7), spec);
     draw_extremes(run, grid, used, spec);
     put_nan(run, spec);
@@ -123,7 +122,7 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
 
 /* ---- Softmax layers and latent ones ---------------------------------------------------------- */
 
-/* Every fourth latent case is of a sparse layer, without what such a layer cannot have. */
+/* Every third latent case is of a sparse layer, without what such a layer cannot have. */
 static void draw_choice(const struct check_run *run, const struct grid *grid,
                         struct grid_point *point, struct case_spec *spec)
 {
@@ -131,9 +130,9 @@ static void draw_choice(const struct check_run *run, const struct grid *grid,
                                            AXIS_CHUNK};
     const uint64_t drawn = mix_stream(run->seed, 16);
     struct grid_point changed = *point;
-    if (drawn % 4 > 0)
+    if (drawn % 3 > 0)
         return;
-    changed.value[AXIS_CHOICE] = (uint8_t)(CHOICE_GIVEN + drawn / 4 % CHOICE_F32);
+    changed.value[AXIS_CHOICE] = (uint8_t)(CHOICE_GIVEN + drawn / 3 % CHOICE_F32);
     for (size_t n = 0; n < (changed.value[AXIS_CHOICE] == CHOICE_GIVEN ? 5 : 2); n++)
         changed.value[plain[n]] = 0;
     if (changed.value[AXIS_SOURCE] != SOURCE_CACHE && changed.value[AXIS_SOURCE] != SOURCE_SHARED)
