@@ -425,6 +425,13 @@ static int32_t large_length(struct numbers *numbers, int32_t least, int32_t coun
     return (drawn < count - count / 3 ? least : far) + drawn;
 }
 
+/* As often up to 64 as more. */
+static int32_t any_sequences(struct numbers *numbers)
+{
+    const int32_t drawn = below(numbers, 280);
+    return drawn < 140 ? 9 + drawn % 56 : drawn + 20;
+}
+
 /* More than a thousand of a head or two. */
 static void make_queries(struct numbers *numbers, struct case_spec *spec)
 {
@@ -450,7 +457,8 @@ static void make_large(struct numbers *numbers, int32_t thing, struct case_spec 
             case_spec_set_form(spec, spec->latent.expanded);
         break;
     case SEQUENCES:
-        spec->num_sequences = 20 + below(numbers, 280);
+        spec->num_sequences = any_sequences(numbers);
+        spec->padded = one_in(numbers, 3) ? spec->num_sequences + 1 + below(numbers, 5) : 0;
         break;
     case PADDING:
         spec->padded = spec->num_sequences + 20 + below(numbers, 180);

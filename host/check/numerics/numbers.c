@@ -17,9 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CASES = 660, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 150 };
+enum { CASES = 660, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 200 };
 /* Products of a query's and a key's element that a case may have; elements of states. */
-static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 100000000;
+static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 400000000;
 
 /* A spec of a grid. */
 struct asked {

@@ -49,6 +49,16 @@ static void make_long_keys(struct case_spec *spec, int32_t variant)
 SPEC_CHANGE(make_longest_keys, make_long(spec, "70+2 66005+1"))
 SPEC_CHANGE(make_long_queries, make_long(spec, "40+3 5+1040"))
 
+/* What serving has with the dimensions of models: long prompts, long contexts, many sequences. */
+static void make_serving(struct case_spec *spec, int32_t variant)
+{
+    static const char *const lengths[] = {"40+3 5+1040", "9011+2 70+1",
+                                          "0+3 17+1 16+2 1+1 31+1 5+4 40+2 0+0"};
+    make_long(spec, lengths[variant]);
+    if (variant == 2)
+        spec->num_sequences = 70;
+}
+
 /* Windows and chunks that 16 bits do not hold, with a sign or without. */
 static void make_wide_windows(struct case_spec *spec, int32_t variant)
 {
@@ -176,6 +186,10 @@ const struct check check_size[] = {
          SOFTMAX_SMALL(make_long_queries, 1, EACH(TYPE), OF(MODE, EXTEND)),
          LATENT_SMALL(make_long_queries, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS,
                       OF(MODE, EXTEND))),
+    ROW("INVAR-01", model_dims,
+        "heads of 64 to 512 dimensions may have more than 1024 queries, 8192 keys or 64 sequences",
+        SOFTMAX_VARIED(make_serving, 3, {AXIS_DIM, BIT(0) | BIT(1) | BIT(6) | BIT(7) | BIT(12)},
+                       NTH(HEADS, 3), OF(MODE, EXTEND))),
     ROW("INVAR-01", mla_long_chunks, "expanded chunks of more than 65536 keys are right",
         LATENT_SMALL(make_longest_keys, 1, MLA_EXPANDED, MLA_LATENT, SMALL_LATENTS, OF(MASK, NONE),
                      OF(SOURCE, PREFIX))),
