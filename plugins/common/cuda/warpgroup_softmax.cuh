@@ -112,6 +112,16 @@ DEVICE void softmax_tile(const struct softmax &x, const float (&s)[count], float
         softmax_tile<is_f16, from + 8>(x, s, scale, sum, p);
 }
 
+/* Sums of values of rows that have no weight: what they were multiplied by is 0, but they may be NaN (MEAN-14). */
+template <int count> DEVICE void clear_lost(float (&o)[count], const bool (&is_lost)[2])
+{
+    if (__builtin_expect(!is_lost[0] && !is_lost[1], 1))
+        return;
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        o[i] = is_lost[i / 2 % 2] ? 0.0f : o[i];
+}
+
 /* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
 DEVICE bool softmax_grown(const float (&sum)[2])
 {

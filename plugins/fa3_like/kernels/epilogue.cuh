@@ -21,15 +21,16 @@ DEVICE void group_sync(int group)
 }
 
 /* The row's whole sum, a sink's share in it, and its logarithm; `factor` is what the output is
- * multiplied by, 0 for a row without keys. */
+ * multiplied by, 0 for a row without keys; `is_lost`: no key of the row has a weight. */
 DEVICE void softmax_finish(struct softmax *x, const float *sink, float (&factor)[2],
-                           float (&lse)[2])
+                           float (&lse)[2], bool (&is_lost)[2])
 {
     const float ln2 = 0.693147180559945309f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         float sum = quad_sum(x->sum[r]), top = -x->shift[r];
         float share = 1.0f;
+        is_lost[r] = sum == 0.0f;
         if (sink) {
             const float logit = *sink * 1.44269504088896341f;
             const float next = fmaxf(top, logit);

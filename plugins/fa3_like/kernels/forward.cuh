@@ -172,6 +172,7 @@ template <typename T> struct rows {
     struct softmax x;
     float o[T::dim_v / 2];
     float factor[2], lse[2]; /* at the end: what o is multiplied by */
+    bool is_lost[2];         /* no key of the row has a weight */
 };
 
 /* The factor of a tile's keys, or of its values. */
@@ -219,7 +220,7 @@ template <typename T>
 DEVICE void rows_finish(const struct fa3_forward_params &p, const struct work &w, rows<T> *r)
 {
     const float *sinks = (const float *)p.sinks;
-    softmax_finish(&r->x, sinks ? sinks + w.head : 0, r->factor, r->lse);
+    softmax_finish(&r->x, sinks ? sinks + w.head : 0, r->factor, r->lse, r->is_lost);
     if (__builtin_expect(p.kv_scales != 0, 0)) {
         const float scale = kv_scale(p, w, 1);
         r->factor[0] *= scale;
@@ -451,9 +452,11 @@ DEVICE void consume(const struct fa3_forward_params &p, struct control *control,
         } else {
             attend_nothing<T>(p, control, base, group, w, &c);
         }
-        if (mine)
+        if (mine) {
+            clear_lost(r.o, r.is_lost);
             epilogue<T>(p, w, uniform(thread_here() / GROUP_THREADS - 1), r.o, r.factor, r.lse,
                         r.q);
+        }
         if (any) {
             c.stored = T::direct ? -1 : c.slot.slot;
             c.slot.advance();

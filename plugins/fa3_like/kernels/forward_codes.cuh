@@ -576,6 +576,7 @@ DEVICE void codes_consume(const struct fa3_codes_params &params, struct control 
         if (thread_here() % GROUP_THREADS == 0)
             store_wait_read();
         group_sync(here);
+        clear_lost(r.o, r.is_lost);
         epilogue<T>(p, w, here, r.o, r.factor, r.lse,
                     base + T::o_at + here * T::panels_v * GROUP_ROWS * ROW_BYTES);
         work_done(control, &c.works);

@@ -245,6 +245,7 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
     i64 row = (i64)q.first_row + t;
     const row_scales scales = row_find_scales(&p, sequence, kv_head);
     float top = sinks ? sinks[head] : none, sum = sinks ? 1.0f : 0.0f, value = 0.0f;
+    bool is_lost = true; /* no key so far has a weight, so that values may be NaN (MEAN-14) */
     row_find_keys(&p, &q, t, &low, &high);
     for (int begin = low; begin < high; begin += FA3_ROWS_THREADS) {
         int j = begin + thread, count = min(FA3_ROWS_THREADS, high - begin);
@@ -252,10 +253,12 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
         if (j < high)
             score = row_score(&p, &scales, row_query(&p, row, head),
                               row_find_key(&p, &q, kv_head, j).k, j >= q.first_new);
-        float next = fmaxf(top, over_block(score, room, true));
-        float shrink = top == none ? 0.0f : expf(top - next);
-        weights[thread] = j < high ? expf(score - next) : 0.0f;
-        sum = sum * shrink + over_block(weights[thread], room, false);
+        float most = over_block(score, room, true), next = fmaxf(top, most);
+        float shrink = top == none ? 0.0f : expf(top - next), base = next == none ? 0.0f : next;
+        weights[thread] = j < high ? expf(score - base) : 0.0f;
+        float weight = over_block(weights[thread], room, false);
+        is_lost = is_lost && most == none && weight == 0.0f; /* of scores that are NaN it is NaN */
+        sum = sum * shrink + weight;
         value *= shrink;
         top = next;
         for (int n = 0; thread < p.dim_v && n < count; n++)
@@ -265,8 +268,7 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
         __syncthreads();
     }
     if (thread < p.dim_v)
-        element_store(p.out_dtype, row_out(&p, row, head), thread,
-                      sum == 0.0f ? 0.0f : value / sum);
+        element_store(p.out_dtype, row_out(&p, row, head), thread, is_lost ? 0.0f : value / sum);
     if (thread == 0)
         row_store_lse(&p, row, head, sum == 0.0f ? none : top + logf(sum));
 }

@@ -45,7 +45,8 @@ static __device__ __forceinline__ void leave_row(const fi_call &c, const parts &
         *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
 }
 
-/* What `count` warps have of it in shared memory. */
+/* What `count` warps have of it in shared memory. Of a warp without a denominator nothing is added: its values have no
+ * weight and may be NaN (MEAN-14). */
 template <typename S>
 static __device__ __forceinline__ void take_warps(row_piece &piece, int count,
                                                   const float *exchange, const float *tops)
@@ -58,8 +59,10 @@ static __device__ __forceinline__ void take_warps(row_piece &piece, int count,
     float base = softmax_base(piece.top);
     for (int w = 0; w < count; w++) {
         float weight = softmax_exp2(tops[w * FI_ROWS + piece.r] - base);
-        piece.total += weight * tops[(S::item_warps + w) * FI_ROWS + piece.r];
-        add_weighted(piece.x, weight, *(const float4 *)(from + w * warp_stride));
+        const float total = tops[(S::item_warps + w) * FI_ROWS + piece.r];
+        piece.total += weight * total;
+        if (total != 0.0f)
+            add_weighted(piece.x, weight, *(const float4 *)(from + w * warp_stride));
     }
 }
 

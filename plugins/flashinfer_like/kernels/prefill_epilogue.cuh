@@ -351,10 +351,13 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
                      char *room)
 {
     totals t;
+    bool is_lost[2];
     for (int h = 0; h < 2; h++) {
         t.top[h] = -r.x.shift[h];
         t.sum[h] = quad_sum(r.x.sum[h]);
+        is_lost[h] = t.sum[h] == 0.0f;
     }
+    clear_lost(r.o, is_lost);
     if (!w.is_whole) {
         const parts p =
             find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);

@@ -214,6 +214,8 @@ DEVICE void wide_end(const fi_call &c, const struct work &w, struct wide_control
                      wide_sums<S> &x)
 {
     const int count = item_rows(c, w.q, w.at.tile, S::rows);
+    const bool is_lost[2] = {x.t.sum[0] == 0.0f, x.t.sum[1] == 0.0f};
+    clear_lost(x.o, is_lost);
     if (!w.is_whole) {
         const parts p =
             find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);

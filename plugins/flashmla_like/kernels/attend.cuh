@@ -401,6 +401,22 @@ template <int N> DEVICE void multiply(mla_sums<N> &o, const mla_shared<N> &m, in
         }
 }
 
+/* Multiplied by the last factors, which are 0 for rows without weights: infinite values become NaN there, and a row is 0
+ * (MEAN-14). Of latents in fp8 no value is infinite. */
+template <int N> DEVICE void clear_lost(mla_sums<N> &o, const mla_shared<N> &m, int lane)
+{
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        const float2 f = *(const float2 *)(m.factor + i * 8 + lane % 4 * 2);
+        if (__builtin_expect(f.x == 0.0f || f.y == 0.0f, 0))
+#pragma unroll
+            for (int panel = 0; panel < 4; panel++)
+#pragma unroll
+                for (int k = 0; k < 4; k++)
+                    o[panel][4 * i + k] = (k % 2 ? f.y : f.x) == 0.0f ? 0.0f : o[panel][4 * i + k];
+    }
+}
+
 DEVICE unsigned turn_matrix(unsigned x)
 {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(x));
@@ -500,6 +516,7 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
         barrier_wait(m.p_full, p_phase);
         p_phase ^= 1;
         multiply<N>(o, m, lane);
+        clear_lost<N>(o, m, lane);
         barrier_arrive(m.p_empty);
         if (!walk_whole(w)) {
             store_part<N>(c, w, o, d0, lane);

@@ -663,6 +663,19 @@ DEVICE void rows_multiply(float (&o)[2][64], const mla_shared<ROWS> &m, int warp
         }
 }
 
+/* Multiplied by the last factors: see clear_lost(). */
+DEVICE void rows_clear_lost(float (&o)[2][64], const mla_shared<ROWS> &m, int warp, int lane)
+{
+    const float a = m.factor[row_of(warp, lane, 0)], b = m.factor[row_of(warp, lane, 1)];
+    if (__builtin_expect(a != 0.0f && b != 0.0f, 1))
+        return;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int i = 0; i < 64; i++)
+            o[half][i] = (i / 2 % 2 ? b : a) == 0.0f ? 0.0f : o[half][i];
+}
+
 template <bool is_f16>
 DEVICE void rows_add(float (&o)[2][64], const mla_shared<ROWS> &m, unsigned values, int add)
 {
@@ -826,6 +839,8 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
         const mla_shared<ROWS> from = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
+        if (!codes) /* which are not infinite */
+            rows_clear_lost(o, from, thread_here() / 32 % 4, thread_here() % 32);
         barrier_arrive(from.p_empty);
         part.advance();
         rows_leave(c, w, q, o, group);

@@ -569,7 +569,8 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* A team's results, for the others to see: outputs, then for each row the maximum and the sum. */
+/* A team's results, for the others to see: outputs, then for each row the maximum and the sum. Values without weights
+ * may be NaN (MEAN-14). */
 __device__ __forceinline__ void leave_results(const sums &state, float *merged)
 {
     int lane = (int)threadIdx.x % 32;
@@ -586,7 +587,8 @@ __device__ __forceinline__ void leave_results(const sums &state, float *merged)
         for (int d = 0; d < V_SLICE / 8; d++)
 #pragma unroll
             for (int e = 0; e < 2; e++)
-                merged[r * MERGE_STRIDE + out_column(d, e)] = state.out[d][h * 2 + e];
+                merged[r * MERGE_STRIDE + out_column(d, e)] =
+                    total == 0.0f ? 0.0f : state.out[d][h * 2 + e];
     }
 }
 

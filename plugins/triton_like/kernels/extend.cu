@@ -494,6 +494,7 @@ __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w
 {
     int row = row_of(w, m, h), lane = (int)threadIdx.x & 31;
     float total = softmax_quad_sum(state.sum[m][h]), top = state.most[m][h], factor = 1.0f;
+    const bool is_lost = total == 0.0f; /* without weights values may be NaN (MEAN-14) */
     if (row >= w.rows)
         return;
     int head = w.head * GQA + row % GQA, at = w.q.first_row + row / GQA;
@@ -510,8 +511,8 @@ __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w
     char *to = out_row(p, at, head);
 #pragma unroll
     for (int d = 0; d < V_SLICE / 8; d++)
-        store_columns(p, to, d, state.out[m][d][h * 2] * factor,
-                      state.out[m][d][h * 2 + 1] * factor);
+        store_columns(p, to, d, is_lost ? 0.0f : state.out[m][d][h * 2] * factor,
+                      is_lost ? 0.0f : state.out[m][d][h * 2 + 1] * factor);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
