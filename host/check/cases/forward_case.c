@@ -173,13 +173,13 @@ static bool quantises_wrongly(const struct case_spec *spec)
            ((inputs || spec->new_kv_dtype) && spec->special_values);
 }
 
-/* Keys of -inf: what is saturated has none, a cap makes them finite, a latent's part would be a
- * value too. */
+/* Keys of -inf: what is saturated has none, but a packed latent's k_pe; a cap makes their scores finite. */
 static bool loses_wrongly(const struct case_spec *spec)
 {
-    return dtype_is_fp8(spec->q_dtype) || dtype_is_fp8(spec->kv_dtype) ||
+    return dtype_is_fp8(spec->q_dtype) || (dtype_is_fp8(spec->kv_dtype) && !case_is_packed(spec)) ||
            dtype_is_fp8(new_kv_dtype(spec)) || spec->logit_cap > 0 || spec->sm_scale < 0 ||
-           spec->latent.kv_lora_rank > 0 || spec->special_values || spec->growing_scores ||
+           case_is_expanded(spec) || (case_is_absorbed(spec) && spec->latent.rope_dim == 0) ||
+           spec->special_values || spec->growing_scores ||
            spec->num_sequences > FORWARD_CASE_MAX_SEQS;
 }
 
@@ -223,6 +223,9 @@ const char *case_spec_defect(const struct case_spec *spec)
         return "fewer_keys";
     if (spec->lost_keys > 0 && loses_wrongly(spec))
         return "lost_keys";
+    if (spec->lost_values &&
+        (spec->lost_keys == 0 || !spec->without_needles || case_is_packed(spec)))
+        return "lost_values";
     if (spec->unwritten_slots && !saves)
         return "unwritten_slots";
     if (spec->read_only_layer && (!saves || spec->unwritten_slots))
@@ -318,7 +321,8 @@ static void say_rules(strbuf *line, const struct case_spec *spec)
     if (spec->odd_slopes)
         strbuf_appendf(line, ", slopes of 0, below 0 and steep");
     if (spec->lost_keys > 0)
-        strbuf_appendf(line, ", scores of the first %d keys -inf", spec->lost_keys);
+        strbuf_appendf(line, ", scores of the first %d keys -inf%s", spec->lost_keys,
+                       spec->lost_values ? " and their values not finite" : "");
     if (spec->fewer_keys)
         strbuf_appendf(line, ", kv_lens shorter than prefix and queries");
     if (spec->guarded)

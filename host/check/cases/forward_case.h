@@ -197,6 +197,9 @@ struct case_spec {
     float key_size, value_size;
     /* So many first keys of each sequence have a score of -inf with every query. */
     int32_t lost_keys;
+    /* Their values are NaN or infinite; of a latent that is an element of the key itself. Rows that see other keys are
+     * not judged: no rule says what such a value does there. */
+    bool lost_values;
     bool fewer_keys;      /* from_cache: kv_lens of all sequences but the first are shorter than */
                           /* prefix plus queries, by one key to all of them */
     bool without_needles; /* for bars that none could cross */

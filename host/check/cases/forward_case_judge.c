@@ -277,6 +277,18 @@ static void excuse_rows_beside_nan(const struct forward_case *c, reference_resul
     }
 }
 
+/* A value that is not finite, of a key with weight 0, beside keys that have weights. */
+static void excuse_rows_beside_lost(const struct forward_case *c, reference_result *result)
+{
+    for (int32_t s = 0; s < c->lengths.num_real_seqs && c->spec.lost_values; s++)
+        for (int32_t t = 0; t < c->lengths.q_len[s]; t++) {
+            const reference_sight sight = case_sight(c, s, t);
+            for (int32_t j = c->spec.lost_keys; j < c->lengths.kv_len[s]; j++)
+                if (reference_sees(&sight, j))
+                    result->kind[c->lengths.first_row[s] + t] = REFERENCE_ROW_ABSENT;
+        }
+}
+
 /* Rows of padding that no sequence has: finite, no more is asked. */
 static void ask_for_spare_rows(const struct forward_case *c, reference_result *result)
 {
@@ -407,6 +419,7 @@ static bool ask_oracle(struct run *run, bool second)
         return false;
     excuse_special_rows(c, result);
     excuse_rows_beside_nan(c, result);
+    excuse_rows_beside_lost(c, result);
     ask_for_spare_rows(c, result);
     return true;
 }

@@ -119,6 +119,12 @@ static float *direction_of(const struct forward_case *c, int32_t head)
     return c->tokens->directions + (int64_t)head * c->spec.head_dim;
 }
 
+/* The component by which scores are -inf; of a latent one of k_pe, or one that is a value, too. */
+static int32_t lost_component(const struct forward_case *c)
+{
+    return case_is_absorbed(&c->spec) && !c->spec.lost_values ? c->spec.latent.kv_lora_rank : 0;
+}
+
 /* Directions of a sequence: components of 1 or -1; 0 in a key's part that is its value. */
 static void make_directions(struct forward_case *c, int32_t s)
 {
@@ -128,7 +134,7 @@ static void make_directions(struct forward_case *c, int32_t s)
         for (int32_t d = 0; d < c->spec.head_dim; d++)
             direction[d] = mix_stream(stream, (uint64_t)d) >> 63 ? 1.0f : -1.0f;
         if (c->spec.lost_keys > 0) /* where keys are -inf queries are above 0 */
-            direction[0] = 1;
+            direction[lost_component(c)] = 1;
         for (int32_t d = 0; case_is_absorbed(&c->spec) && d < c->spec.latent.kv_lora_rank; d++)
             direction[d] = 0;
     }
@@ -159,7 +165,9 @@ static void make_key(struct forward_case *c, int32_t s, int32_t j, int32_t head)
     for (int32_t d = 0; d < c->spec.v_head_dim; d++)
         value[d] = v_size * case_unit(values, (uint64_t)d);
     if (j < c->spec.lost_keys)
-        key[0] = -INFINITY;
+        key[lost_component(c)] = -INFINITY;
+    if (j < c->spec.lost_keys && c->spec.lost_values && !case_is_absorbed(&c->spec))
+        value[j % c->spec.v_head_dim] = j % 3 ? NAN : INFINITY;
     round_vector(key_dtype(c), key, dim);
     round_vector(key_dtype(c), value, c->spec.v_head_dim);
 }
@@ -175,7 +183,7 @@ static void make_query(struct forward_case *c, int32_t s, int32_t t, int32_t hea
     for (int32_t d = 0; d < dim; d++)
         query[d] = (c->spec.growing_scores ? 1 : peak * case_unit(stream, (uint64_t)d)) / size;
     if (c->spec.lost_keys > 0)
-        query[0] = fabsf(query[0]) + 0.1f;
+        query[lost_component(c)] = fabsf(query[lost_component(c)]) + 0.1f;
     round_vector(c->spec.q_dtype, query, dim);
 }
 
@@ -739,11 +747,13 @@ attn_status case_place_tokens(struct forward_case *c, attn_error *error)
     return status;
 }
 
+/* Of those that are finite. */
 static float largest_of(const float *values, int64_t count, float least)
 {
     float largest = least;
     for (int64_t n = 0; n < count; n++)
-        largest = fmaxf(largest, fabsf(values[n]));
+        if (isfinite(values[n]))
+            largest = fmaxf(largest, fabsf(values[n]));
     return largest;
 }
 

@@ -88,6 +88,13 @@ static void make_lost(struct case_spec *spec, int32_t variant)
     spec->lost_keys = lost[variant];
 }
 
+/* Two sequences beside others, or all; and values that a weight of 0 does not make 0. */
+static void make_lost_values(struct case_spec *spec, int32_t variant)
+{
+    make_lost(spec, 1 + 2 * variant);
+    spec->lost_values = spec->without_needles = true;
+}
+
 /* ---- Lengths --------------------------------------------------------------------------------- */
 
 SPEC_CHANGE(make_fewer_keys, spec->fewer_keys = true)
@@ -134,9 +141,16 @@ const struct check check_extremes[] = {
     ROW("KV-06", short_values, "with v_head_dim 1, values may be NaN",
         SOFTMAX_VARIED(make_special, 1, BOTH_PHASES, NTH(V_DIM, 4), EACH(OUT),
                        PLAIN_AND_QUANTISED)),
-    ROW("MEAN-14", lost_keys,
-        "keys with a score of -inf have weight 0, and a row may have only such keys",
-        SOFTMAX_SMALL(make_lost, 4, BOTH_PHASES, EACH(DTYPE), OF(SINK, NONE, GIVEN))),
+    ROWS("MEAN-14", lost_keys,
+         "keys with a score of -inf have weight 0, and a row may have only such keys",
+         SOFTMAX_SMALL(make_lost, 4, BOTH_PHASES, EACH(DTYPE), OF(SINK, NONE, GIVEN)),
+         LATENT_VARIED(make_lost, 4, MLA_ABSORBED, MLA_LATENT | MLA_PACKED,
+                       SMALL_LATENTS | BIT(MLA_ONE_BLOCK), BOTH_PHASES, OF(SINK, NONE, GIVEN))),
+    ROWS("MEAN-14", lost_values,
+         "where all scores of a row are -inf values count for nothing, even NaN",
+         SOFTMAX_VARIED(make_lost_values, 2, BOTH_PHASES, EACH(DIM), OF(SINK, NONE, GIVEN)),
+         LATENT_VARIED(make_lost_values, 2, MLA_ABSORBED, MLA_LATENT, ALL_LATENTS, BOTH_PHASES,
+                       OF(SINK, NONE, GIVEN))),
     ROWS("KV-01", row_counts, "a batch may have any number of new rows",
          SOFTMAX_SMALL(make_row_counts, 12, OF(SOURCE, SAVED), OF(MODE, EXTEND),
                        OF(KV, AS_Q, E4M3_PER_SEQ_HEAD)),

@@ -70,6 +70,8 @@ static void draw_extremes(const struct check_run *run, const struct grid *grid,
         changed.odd_slopes = changed.without_needles = spec->alibi;
     else
         return;
+    if (changed.lost_keys > 0 && (drawn >> 62 & 1) && !case_is_packed(spec))
+        changed.lost_values = changed.without_needles = true;
     grid_take(grid, options, &changed, spec);
 }
 
