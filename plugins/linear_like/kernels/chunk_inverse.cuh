@@ -17,9 +17,10 @@
 /* Powers of two that bring rows near 1, twice as bf16 in a word; times / these are rows' lengths. */
 struct inverse_memory : ready_memory {
     u32 *q_up, *k_up;
+    float *lefts; /* [heads][3][64]: decays from each column to the first rows of blocks 1 to 3 */
 
     __device__ __forceinline__ explicit inverse_memory(char *from)
-        : ready_memory(from), q_up((u32 *)v_times), k_up((u32 *)own)
+        : ready_memory(from), q_up((u32 *)v_times), k_up((u32 *)own), lefts((float *)staging)
     {
         staging = k + CHUNK_TILE / 2;
         system = q;
@@ -35,6 +36,12 @@ struct inverse_memory : ready_memory {
     __device__ __forceinline__ float *block(int warp, int number) const
     {
         return (float *)k + (2 * warp + number) * 256;
+    }
+
+    /* Of head `number`, to block `block` of rows, which is not the first. */
+    __device__ __forceinline__ float *left(int number, int block) const
+    {
+        return lefts + (3 * number + block - 1) * 64;
     }
 };
 
@@ -137,30 +144,46 @@ DEVICE void scale_products(const inverse_memory &m, float (&qk)[32], float (&kk)
     }
 }
 
-/* Decays from columns to the rows of a lane. */
-struct inverse_decays {
-    float sum[2], rest[2], edge, edge_rest, below[2];
+/* Decays from columns left of the diagonal's blocks to the first row of each block: a thread has columns of every
+ * second head. Lanes that share columns need not find them again. */
+DEVICE void write_lefts(const inverse_memory &m, int heads)
+{
+    const int j = threadIdx.x % CHUNK_ROWS;
+#pragma unroll 1
+    for (int number = threadIdx.x / CHUNK_ROWS; number < heads; number += 2) {
+        const ready_gates g(m, number);
+        const float sum = g.sum[j], rest = g.rest[j];
+#pragma unroll
+        for (int block = 1; block < 4; block++) {
+            const int edge = 16 * block;
+            if (j < edge)
+                m.left(number, block)[j] = exp2_fast((g.sum[edge] - sum) + (g.rest[edge] - rest));
+        }
+    }
+}
 
-    __device__ __forceinline__ inverse_decays(const ready_gates &g, int warp, int lane)
-        : edge(g.sum[16 * warp]), edge_rest(g.rest[16 * warp])
+/* Decays from columns to a lane's rows of block `block`. */
+struct inverse_decays {
+    float sum[2], rest[2], below[2];
+
+    __device__ __forceinline__ inverse_decays(const ready_gates &g, int block, int lane)
     {
+        const float edge = g.sum[16 * block], edge_rest = g.rest[16 * block];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            sum[h] = g.sum[16 * warp + lane / 4 + 8 * h];
-            rest[h] = g.rest[16 * warp + lane / 4 + 8 * h];
+            sum[h] = g.sum[16 * block + lane / 4 + 8 * h];
+            rest[h] = g.rest[16 * block + lane / 4 + 8 * h];
             below[h] = exp2_fast((sum[h] - edge) + (rest[h] - edge_rest));
         }
     }
 
-    /* Left of the diagonal's block, divided up at its first row. */
-    __device__ __forceinline__ void find_left(const ready_gates &g, int j, float (&to)[4]) const
+    /* Left of the diagonal's block, divided up at its first row. `left`: to that. */
+    __device__ __forceinline__ void find_left(const float *left, int j, float (&to)[4]) const
     {
-        const float2 of = *(const float2 *)(g.sum + j), more = *(const float2 *)(g.rest + j);
-        const float x = exp2_fast((edge - of.x) + (edge_rest - more.x));
-        const float y = exp2_fast((edge - of.y) + (edge_rest - more.y));
+        const float2 of = *(const float2 *)(left + j);
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            to[e] = below[e / 2] * (e % 2 ? y : x);
+            to[e] = below[e / 2] * (e % 2 ? of.y : of.x);
     }
 
     /* Within it: columns of its half, 0 on and above the diagonal. */
@@ -178,6 +201,14 @@ struct inverse_decays {
     }
 };
 
+/* -beta of a lane's rows of block `block`; the compiler would negate each product. */
+DEVICE void find_signed(const ready_gates &g, int block, int lane, float (&to)[2])
+{
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        asm("neg.f32 %0, %1;" : "=f"(to[h]) : "f"(g.beta[16 * block + lane / 4 + 8 * h]));
+}
+
 DEVICE void pack_products(const float (&x)[2][4], u32 (&to)[4])
 {
 #pragma unroll
@@ -185,46 +216,49 @@ DEVICE void pack_products(const float (&x)[2][4], u32 (&to)[4])
         to[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Products of queries and keys to the workspace; the system of v head `number` to shared memory. */
+/* Products of queries and keys to the workspace; the system of v head `number` of the two to shared memory. `left`:
+ * inverse_memory::left() of its head, of the warp's block. */
 DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
-                          const ready_gates &g, int number, char *to, int warp, int lane)
+                          const ready_gates &g, const float *left, int number, char *to, int warp,
+                          int lane)
 {
     char *staging = m.staging + warp * CHUNK_STAGE;
     float *block = m.block(warp, number) + lane / 4 * 16 + lane % 4 * 2;
     const unsigned system = shared_address(m.half(number)) + 16 * warp * 128;
+    const unsigned staged = shared_address(staging) + panel_offset(lane % 16, lane / 16);
     const inverse_decays decays(g, warp, lane);
-    const float beta[2] = {g.beta[16 * warp + lane / 4], g.beta[16 * warp + lane / 4 + 8]};
+    float times[2];
+    find_signed(g, warp, lane, times);
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
-        u32 packed[4] = {0, 0, 0, 0};
-        if (pair <= warp) {
-            float p[2][4], a[2][4];
+        u32 packed[4];
+        float p[2][4], a[2][4];
+        if (pair > warp)
+            continue;
 #pragma unroll
-            for (int n = 0; n < 2; n++) {
-                float decay[4];
-                const int j = 8 * (2 * pair + n) + lane % 4 * 2;
-                if (pair < warp)
-                    decays.find_left(g, j, decay);
-                else
-                    decays.find_within(g, j, n, lane, decay);
+        for (int n = 0; n < 2; n++) {
+            float decay[4];
+            const int j = 8 * (2 * pair + n) + lane % 4 * 2;
+            if (pair < warp)
+                decays.find_left(left, j, decay);
+            else
+                decays.find_within(g, j, n, lane, decay);
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    p[n][e] = qk[4 * (2 * pair + n) + e] * decay[e];
-                    a[n][e] = kk[4 * (2 * pair + n) + e] * decay[e] * -beta[e / 2];
-                }
+            for (int e = 0; e < 4; e++) {
+                p[n][e] = qk[4 * (2 * pair + n) + e] * decay[e];
+                a[n][e] = kk[4 * (2 * pair + n) + e] * decay[e] * times[e / 2];
             }
-            if (pair < warp) {
-                pack_products(a, packed);
-                store_matrices(system + tile_offset(lane % 16, 2 * pair + lane / 16), packed);
-            } else
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    *(float2 *)(block + e % 2 * 128 + e / 2 * 8) =
-                        make_float2(a[e / 2][e % 2 * 2], a[e / 2][e % 2 * 2 + 1]);
-            pack_products(p, packed);
         }
-        store_matrices(shared_address(staging) + pair * 512 + panel_offset(lane % 16, lane / 16),
-                       packed);
+        if (pair < warp) {
+            pack_products(a, packed);
+            store_matrices(system + tile_offset(lane % 16, 2 * pair + lane / 16), packed);
+        } else
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                *(float2 *)(block + e % 2 * 128 + e / 2 * 8) =
+                    make_float2(a[e / 2][e % 2 * 2], a[e / 2][e % 2 * 2 + 1]);
+        pack_products(p, packed);
+        store_matrices(staged + pair * 512, packed);
     }
     __syncwarp();
 #pragma unroll
@@ -477,6 +511,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
     __syncthreads();
     if (!TILES && part == 0 && !chunks.raw)
         convert_tiles(m, chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES);
+    write_lefts(m, heads);
     scale_products(m, qk, kk, warp, lane);
     const bool diagonal = find_diagonal(qk, warp, lane, own);
     if constexpr (TILES)
@@ -492,7 +527,8 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
             write_all_numbers(d, m, g, own, diagonal,
                               TILES ? row_numbers(call, index, d.k_heads + head + n + i) : NULL,
                               to.numbers, warp, lane);
-            write_decayed(qk, kk, m, g, i, to.products, warp, lane);
+            write_decayed(qk, kk, m, g, m.left(n + i, int_max(warp, 1)), i, to.products, warp,
+                          lane);
         }
         invert_blocks(m, here, warp, lane);
         __syncthreads();
