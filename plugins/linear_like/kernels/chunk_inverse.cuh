@@ -38,6 +38,12 @@ struct inverse_memory : ready_memory {
         return (float *)k + (2 * warp + number) * 256;
     }
 
+    /* The products that the last warp gives to the first: its first sixteen columns. */
+    __device__ __forceinline__ float4 *given(int lane) const
+    {
+        return (float4 *)(lefts + CHUNK_READY_HEADS * 3 * 64) + lane;
+    }
+
     /* Of head `number`, to block `block` of rows, which is not the first. */
     __device__ __forceinline__ float *left(int number, int block) const
     {
@@ -216,56 +222,129 @@ DEVICE void pack_products(const float (&x)[2][4], u32 (&to)[4])
         to[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
 }
 
-/* Products of queries and keys to the workspace; the system of v head `number` of the two to shared memory. `left`:
- * inverse_memory::left() of its head, of the warp's block. */
-DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
-                          const ready_gates &g, const float *left, int number, char *to, int warp,
-                          int lane)
+/* The last warp has four blocks of a head, the first one: this one takes one of those, with the products of sixteen
+ * columns as the lanes have them. */
+DEVICE void give_products(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
+                          int warp, int lane)
 {
-    char *staging = m.staging + warp * CHUNK_STAGE;
-    float *block = m.block(warp, number) + lane / 4 * 16 + lane % 4 * 2;
-    const unsigned system = shared_address(m.half(number)) + 16 * warp * 128;
-    const unsigned staged = shared_address(staging) + panel_offset(lane % 16, lane / 16);
+    float4 *to = m.given(lane);
+    if (warp != 3)
+        return;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        to[32 * i] = make_float4(qk[4 * i], qk[4 * i + 1], qk[4 * i + 2], qk[4 * i + 3]);
+        to[32 * i + 64] = make_float4(kk[4 * i], kk[4 * i + 1], kk[4 * i + 2], kk[4 * i + 3]);
+    }
+}
+
+DEVICE void take_products(const inverse_memory &m, int lane, float (&qk)[8], float (&kk)[8])
+{
+    const float4 *from = m.given(lane);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const float4 x = from[32 * i], y = from[32 * i + 64];
+        qk[4 * i] = x.x, qk[4 * i + 1] = x.y, qk[4 * i + 2] = x.z, qk[4 * i + 3] = x.w;
+        kk[4 * i] = y.x, kk[4 * i + 1] = y.y, kk[4 * i + 2] = y.z, kk[4 * i + 3] = y.w;
+    }
+}
+
+/* Products of queries and keys to the workspace; the system of one of two v heads to shared memory. */
+struct inverse_writer {
+    unsigned system, staged; /* the system; where the lane's part of a block is on its way */
+
+    /* Columns of block `pair` left of the diagonal's block, of block `block` of rows. */
+    __device__ __forceinline__ void write_left(const float *qk, const float *kk,
+                                               const inverse_decays &decays,
+                                               const float (&times)[2], const float *left,
+                                               int block, int pair, int place, int lane) const
+    {
+        float p[2][4], a[2][4];
+        u32 packed[4];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float decay[4];
+            decays.find_left(left, 8 * (2 * pair + n) + lane % 4 * 2, decay);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[n][e] = qk[4 * n + e] * decay[e];
+                a[n][e] = kk[4 * n + e] * decay[e] * times[e / 2];
+            }
+        }
+        pack_products(a, packed);
+        store_matrices(system + 2048 * block + tile_offset(lane % 16, 2 * pair + lane / 16),
+                       packed);
+        pack_products(p, packed);
+        store_matrices(staged + place * 512, packed);
+    }
+
+    /* The diagonal's block; `to`: the lane's place in it, of the system in fp32. */
+    __device__ __forceinline__ void write_within(const float *qk, const float *kk,
+                                                 const inverse_decays &decays,
+                                                 const float (&times)[2], const ready_gates &g,
+                                                 int pair, float *to, int lane) const
+    {
+        float p[2][4], a[2][4];
+        u32 packed[4];
+#pragma unroll
+        for (int n = 0; n < 2; n++) {
+            float decay[4];
+            decays.find_within(g, 8 * (2 * pair + n) + lane % 4 * 2, n, lane, decay);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                p[n][e] = qk[4 * n + e] * decay[e];
+                a[n][e] = kk[4 * n + e] * decay[e] * times[e / 2];
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            *(float2 *)(to + e % 2 * 128 + e / 2 * 8) =
+                make_float2(a[e / 2][e % 2 * 2], a[e / 2][e % 2 * 2 + 1]);
+        pack_products(p, packed);
+        store_matrices(staged + pair * 512, packed);
+    }
+};
+
+/* Block [3, 0], by the first warp. */
+DEVICE void write_taken(const inverse_memory &m, const ready_gates &g, const inverse_writer &by,
+                        const float *left, int lane)
+{
+    const inverse_decays decays(g, 3, lane);
+    float qk[8], kk[8], times[2];
+    take_products(m, lane, qk, kk);
+    find_signed(g, 3, lane, times);
+    by.write_left(qk, kk, decays, times, left, 3, 0, 1, lane);
+}
+
+/* All blocks of v head `number`, of which the system is number `half`. */
+DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
+                          int number, int half, char *to, int warp, int lane)
+{
+    const ready_gates g(m, number);
+    const char *staging = m.staging + warp * CHUNK_STAGE;
+    const inverse_writer by = {shared_address(m.half(half)),
+                               shared_address(staging) + panel_offset(lane % 16, lane / 16)};
     const inverse_decays decays(g, warp, lane);
     float times[2];
     find_signed(g, warp, lane, times);
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
-        u32 packed[4];
-        float p[2][4], a[2][4];
-        if (pair > warp)
-            continue;
-#pragma unroll
-        for (int n = 0; n < 2; n++) {
-            float decay[4];
-            const int j = 8 * (2 * pair + n) + lane % 4 * 2;
-            if (pair < warp)
-                decays.find_left(left, j, decay);
-            else
-                decays.find_within(g, j, n, lane, decay);
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                p[n][e] = qk[4 * (2 * pair + n) + e] * decay[e];
-                a[n][e] = kk[4 * (2 * pair + n) + e] * decay[e] * times[e / 2];
-            }
-        }
-        if (pair < warp) {
-            pack_products(a, packed);
-            store_matrices(system + tile_offset(lane % 16, 2 * pair + lane / 16), packed);
-        } else
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                *(float2 *)(block + e % 2 * 128 + e / 2 * 8) =
-                    make_float2(a[e / 2][e % 2 * 2], a[e / 2][e % 2 * 2 + 1]);
-        pack_products(p, packed);
-        store_matrices(staged + pair * 512, packed);
+        if (pair == warp)
+            by.write_within(qk + 8 * pair, kk + 8 * pair, decays, times, g, pair,
+                            m.block(warp, half) + lane / 4 * 16 + lane % 4 * 2, lane);
+        else if (pair < warp && (pair > 0 || warp < 3))
+            by.write_left(qk + 8 * pair, kk + 8 * pair, decays, times, m.left(number, warp), warp,
+                          pair, pair, lane);
     }
+    if (warp == 0)
+        write_taken(m, g, by, m.left(number, 3), lane);
     __syncwarp();
 #pragma unroll
-    for (int pair = 0; pair < 4; pair++)
-        if (pair <= warp)
-            *(uint4 *)(to + triangle_block(warp, pair) + lane * 16) =
-                *(const uint4 *)(staging + pair * 512 + lane * 16);
+    for (int place = 0; place < 4; place++) {
+        const bool taken = place == 1 && warp == 0;
+        if (taken || (place <= warp && (place > 0 || warp < 3)))
+            *(uint4 *)(to + (taken ? triangle_block(3, 0) : triangle_block(warp, place)) +
+                       lane * 16) = *(const uint4 *)(staging + place * 512 + lane * 16);
+    }
     __syncwarp();
 }
 
@@ -331,6 +410,14 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
 }
 
 /* ---- (I + A)^-1 ------------------------------------------------------------------------------ */
+
+/* x, of which the compiler does not know that it is the same in each pass of a loop: addresses that it finds before the
+ * loop would be spilled. */
+DEVICE int find_again(int x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
 /* What sixteen columns of the inverse are to be multiplied by: beta, and CHUNK_INVERSE_ROOM. */
 DEVICE void find_times(const float *beta, int column, int lane, float (&times)[2])
@@ -513,6 +600,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
         convert_tiles(m, chunks.keys + ((i64)index * d.k_heads + key_head) * CHUNK_KEYS_BYTES);
     write_lefts(m, heads);
     scale_products(m, qk, kk, warp, lane);
+    give_products(qk, kk, m, warp, lane);
     const bool diagonal = find_diagonal(qk, warp, lane, own);
     if constexpr (TILES)
         load_own(row_numbers(call, index, key_head), warp, lane, own);
@@ -527,19 +615,19 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
             write_all_numbers(d, m, g, own, diagonal,
                               TILES ? row_numbers(call, index, d.k_heads + head + n + i) : NULL,
                               to.numbers, warp, lane);
-            write_decayed(qk, kk, m, g, m.left(n + i, int_max(warp, 1)), i, to.products, warp,
-                          lane);
+            write_decayed(qk, kk, m, n + i, i, to.products, warp, lane);
         }
-        invert_blocks(m, here, warp, lane);
+        invert_blocks(m, here, warp, find_again(lane));
         __syncthreads();
 #pragma unroll 1
         for (int i = 0; i < here; i++) { /* of two heads each warp has columns with as much to do */
             const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
             const int column = i ? 3 - warp : warp;
+            const int at = find_again(lane);
             float times[2];
-            find_times(ready_gates(m, n + i).beta, column, lane, times);
+            find_times(ready_gates(m, n + i).beta, column, at, times);
             write_columns<true>(shared_address(m.half(i)), m.staging + warp * CHUNK_STAGE, column,
-                                to.w, lane, times);
+                                to.w, at, times);
         }
     }
 #else

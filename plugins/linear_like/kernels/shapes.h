@@ -139,8 +139,10 @@
 #define CHUNK_READY_SHARED(delta, width)                                                           \
     (2 * CHUNK_TILE + CHUNK_READY_GATES + 4 * CHUNK_STAGE +                                        \
      ((delta) || (width) > 0 ? CHUNK_PRODUCTS : 0))
-#define CHUNK_READY_LEFTS    (CHUNK_READY_HEADS * 3 * 64 * 4)
-#define CHUNK_INVERSE_SHARED (2 * CHUNK_TILE + CHUNK_READY_GATES + CHUNK_READY_LEFTS)
+#define CHUNK_READY_LEFTS (CHUNK_READY_HEADS * 3 * 64 * 4)
+#define CHUNK_READY_GIVEN (2 * 8 * 32 * 4)
+#define CHUNK_INVERSE_SHARED                                                                       \
+    (2 * CHUNK_TILE + CHUNK_READY_GATES + CHUNK_READY_LEFTS + CHUNK_READY_GIVEN)
 #define CHUNK_CHANNELS_SHARED                                                                      \
     (CHUNK_READY_SHARED(1, 0) + 4 * CHUNK_STAGE + CHUNK_TILE + (64 * 132 + 5 * 128) * 4)
 /* Four tiles; numbers; what warps of a block exchange; the system; decays of blocks. */
