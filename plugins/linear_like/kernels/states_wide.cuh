@@ -141,30 +141,14 @@ DEVICE bool find_chunk(const linear_call &call, int first, wide_walk &walk, wide
     return true;
 }
 
-/* All that chunk `n` of the block's needs; false: there is none. A thread. */
+/* Rows of chunk `index` of the window, which were there before linear_ready_* began. */
 template <int RULE>
-DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, int first,
-                       const wide_memory &m, int n)
+DEVICE void fetch_wide_rows(const linear_call &call, const linear_wide_maps &maps,
+                            const wide_task &task, int index, unsigned to, unsigned barrier)
 {
     const linear_dims &d = call.dims;
-    wide_walk &walk = *m.walk;
-    const int half = CHUNK_TILE / 2;
-    const unsigned to = shared_address(m.stage(n));
-    const unsigned barrier = m.barrier(CHUNK_HAS_TILES(RULE) ? WIDE_FULL : WIDE_ROWS, n);
-    wide_task task = {};
-    const bool there = find_chunk(call, first, walk, task);
-    m.wait_free(n);
-    m.task(n) = task;
-    barrier_arrive(m.barrier(WIDE_TASK, n));
-    if (n == 0)
-        pdl_wait();
-    if (!there)
-        return false;
-    const int index = walk.work.from - first, key = task.head / d.ratio;
+    const int half = CHUNK_TILE / 2, key = task.head / d.ratio;
     const int row = call.chunks.rows ? index * CHUNK_ROWS : task.row;
-    const char *from = call.chunks.values + ((i64)index * d.v_heads + task.head) *
-                                                CHUNK_VALUES_BYTES(d.v_dim / CHUNK_PANEL, RULE);
-    barrier_arrive_expect(barrier, CHUNK_NUMBERS + 2 * CHUNK_TRIANGLE + 3 * CHUNK_TILE);
     if (CHUNK_HAS_TILES(RULE))
         bulk_load(to + wide_memory::q,
                   call.chunks.keys + ((i64)index * d.k_heads + key) * CHUNK_KEYS_BYTES,
@@ -174,11 +158,39 @@ DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, in
         tensor_load(to + wide_memory::k + i * half, &maps.rows.k, barrier, 64 * i, row, key, 0);
         tensor_load(to + wide_memory::q + i * half, &maps.rows.q, barrier, 64 * i, row, key, 0);
     }
-    bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, barrier);
 #pragma unroll
     for (int i = 0; i < 2; i++)
         tensor_load(to + wide_memory::values + i * half, &maps.rows.v, barrier, 64 * i, row,
                     task.head, 0);
+}
+
+/* All that chunk `n` of the block's needs; false: there is none. A thread. The first chunk's rows come while the last
+ * blocks of linear_ready_* run. */
+template <int RULE>
+DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, int first,
+                       const wide_memory &m, int n)
+{
+    wide_walk &walk = *m.walk;
+    const unsigned to = shared_address(m.stage(n));
+    const unsigned barrier = m.barrier(CHUNK_HAS_TILES(RULE) ? WIDE_FULL : WIDE_ROWS, n);
+    wide_task task = {};
+    const bool there = find_chunk(call, first, walk, task);
+    m.wait_free(n);
+    m.task(n) = task;
+    barrier_arrive(m.barrier(WIDE_TASK, n));
+    const int index = walk.work.from - first;
+    if (there) {
+        barrier_arrive_expect(barrier, CHUNK_NUMBERS + 2 * CHUNK_TRIANGLE + 3 * CHUNK_TILE);
+        fetch_wide_rows<RULE>(call, maps, task, index, to, barrier);
+    }
+    if (n == 0)
+        pdl_wait();
+    if (!there)
+        return false;
+    const char *from =
+        call.chunks.values + ((i64)index * call.dims.v_heads + task.head) *
+                                 CHUNK_VALUES_BYTES(call.dims.v_dim / CHUNK_PANEL, RULE);
+    bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, barrier);
     copy_triangle(to + wide_memory::inverse, from + CHUNK_NUMBERS + CHUNK_TRIANGLE, barrier);
     copy_triangle(to + wide_memory::products, from + CHUNK_NUMBERS, barrier);
     if (++walk.work.from < walk.work.to)
