@@ -11,8 +11,8 @@
 #include "plugins/linear_like/kernels/states_segments.cuh"
 #include "plugins/linear_like/kernels/tile_rows.cuh"
 
-/* Of stages: all is there; it has been read; rows of q, k and v are there as the batch has them; the chunk's task is
- * there. */
+/* Of stages: all is there; it has been read; rows of q and k are there as the batch has them, with their numbers; the
+ * chunk's task is there. */
 enum { WIDE_FULL, WIDE_FREE, WIDE_ROWS, WIDE_TASK };
 
 /* Named barriers of a warpgroup and the warp that stores its outputs: these are there; they have been read. */
@@ -96,7 +96,7 @@ struct wide_memory {
         if (threadIdx.x == 0) {
             walk->work.from = walk->work.to = 0, walk->coming = blockIdx.x;
             for (int i = 0; i < WIDE_STAGES; i++) {
-                barrier_init(barrier(WIDE_FULL, i), tiles ? 1 : 2);
+                barrier_init(barrier(WIDE_FULL, i), tiles ? 1 : 3);
                 barrier_init(barrier(WIDE_FREE, i), 2 * CHUNK_STATE_WARPS + 1);
                 barrier_init(barrier(WIDE_ROWS, i), 1);
                 barrier_init(barrier(WIDE_TASK, i), 1);
@@ -141,10 +141,30 @@ DEVICE bool find_chunk(const linear_call &call, int first, wide_walk &walk, wide
     return true;
 }
 
+/* Where copies to a stage arrive: of rows of q and k, and their numbers; of rows of v; of what else there is. */
+struct wide_arrivals {
+    unsigned rows, values, rest;
+};
+
+/* The warps that convert rows of q and k need not wait for the rest, but clear rows of v beyond the chunk's last. */
+template <int RULE> DEVICE wide_arrivals expect_wide(const wide_memory &m, int n, int num_rows)
+{
+    const unsigned all = m.barrier(WIDE_FULL, n), rows = m.barrier(WIDE_ROWS, n);
+    const unsigned keys = CHUNK_NUMBERS + 2 * CHUNK_TILE, rest = 2 * CHUNK_TRIANGLE;
+    if (CHUNK_HAS_TILES(RULE)) {
+        barrier_arrive_expect(all, keys + rest + CHUNK_TILE);
+        return {all, all, all};
+    }
+    const bool whole = num_rows == CHUNK_ROWS;
+    barrier_arrive_expect(rows, keys + (whole ? 0 : CHUNK_TILE));
+    barrier_arrive_expect(all, rest + (whole ? CHUNK_TILE : 0));
+    return {rows, whole ? all : rows, all};
+}
+
 /* Rows of chunk `index` of the window, which were there before linear_ready_* began. */
 template <int RULE>
 DEVICE void fetch_wide_rows(const linear_call &call, const linear_wide_maps &maps,
-                            const wide_task &task, int index, unsigned to, unsigned barrier)
+                            const wide_task &task, int index, unsigned to, const wide_arrivals &at)
 {
     const linear_dims &d = call.dims;
     const int half = CHUNK_TILE / 2, key = task.head / d.ratio;
@@ -152,15 +172,15 @@ DEVICE void fetch_wide_rows(const linear_call &call, const linear_wide_maps &map
     if (CHUNK_HAS_TILES(RULE))
         bulk_load(to + wide_memory::q,
                   call.chunks.keys + ((i64)index * d.k_heads + key) * CHUNK_KEYS_BYTES,
-                  CHUNK_KEYS_BYTES, barrier);
+                  CHUNK_KEYS_BYTES, at.rows);
 #pragma unroll
     for (int i = 0; !CHUNK_HAS_TILES(RULE) && i < 2; i++) {
-        tensor_load(to + wide_memory::k + i * half, &maps.rows.k, barrier, 64 * i, row, key, 0);
-        tensor_load(to + wide_memory::q + i * half, &maps.rows.q, barrier, 64 * i, row, key, 0);
+        tensor_load(to + wide_memory::k + i * half, &maps.rows.k, at.rows, 64 * i, row, key, 0);
+        tensor_load(to + wide_memory::q + i * half, &maps.rows.q, at.rows, 64 * i, row, key, 0);
     }
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        tensor_load(to + wide_memory::values + i * half, &maps.rows.v, barrier, 64 * i, row,
+        tensor_load(to + wide_memory::values + i * half, &maps.rows.v, at.values, 64 * i, row,
                     task.head, 0);
 }
 
@@ -172,27 +192,30 @@ DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, in
 {
     wide_walk &walk = *m.walk;
     const unsigned to = shared_address(m.stage(n));
-    const unsigned barrier = m.barrier(CHUNK_HAS_TILES(RULE) ? WIDE_FULL : WIDE_ROWS, n);
+    wide_arrivals at = {};
     wide_task task = {};
     const bool there = find_chunk(call, first, walk, task);
     m.wait_free(n);
     m.task(n) = task;
     barrier_arrive(m.barrier(WIDE_TASK, n));
     const int index = walk.work.from - first;
+    const char *from =
+        call.chunks.values + ((i64)index * call.dims.v_heads + task.head) *
+                                 CHUNK_VALUES_BYTES(call.dims.v_dim / CHUNK_PANEL, RULE);
     if (there) {
-        barrier_arrive_expect(barrier, CHUNK_NUMBERS + 2 * CHUNK_TRIANGLE + 3 * CHUNK_TILE);
-        fetch_wide_rows<RULE>(call, maps, task, index, to, barrier);
+        at = expect_wide<RULE>(m, n, task.rows);
+        if (n > 0)
+            bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, at.rows);
+        fetch_wide_rows<RULE>(call, maps, task, index, to, at);
     }
     if (n == 0)
         pdl_wait();
     if (!there)
         return false;
-    const char *from =
-        call.chunks.values + ((i64)index * call.dims.v_heads + task.head) *
-                                 CHUNK_VALUES_BYTES(call.dims.v_dim / CHUNK_PANEL, RULE);
-    bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, barrier);
-    copy_triangle(to + wide_memory::inverse, from + CHUNK_NUMBERS + CHUNK_TRIANGLE, barrier);
-    copy_triangle(to + wide_memory::products, from + CHUNK_NUMBERS, barrier);
+    if (n == 0)
+        bulk_load(to + wide_memory::numbers, from, CHUNK_NUMBERS, at.rows);
+    copy_triangle(to + wide_memory::inverse, from + CHUNK_NUMBERS + CHUNK_TRIANGLE, at.rest);
+    copy_triangle(to + wide_memory::products, from + CHUNK_NUMBERS, at.rest);
     if (++walk.work.from < walk.work.to)
         walk.next = call.chunks.list[walk.work.from];
     return true;
