@@ -15,8 +15,9 @@
  * chunk's task is there. */
 enum { WIDE_FULL, WIDE_FREE, WIDE_ROWS, WIDE_TASK };
 
-/* Named barriers of a warpgroup and the warp that stores its outputs: these are there; they have been read. */
-enum { WIDE_THERE = 1, WIDE_READ = 3, WIDE_BOTH = 128 + 32 };
+/* Named barriers of a warpgroup and the warp that stores its outputs: these are there; they have been read. Of both
+ * warpgroups: one may begin its products of the state, as the other has asked for its own. */
+enum { WIDE_THERE = 1, WIDE_READ = 3, WIDE_BOTH = 128 + 32, WIDE_TURN = 5, WIDE_PAIR = 256 };
 
 /* A chunk of one of a block's parts. */
 struct __align__(32) wide_task
@@ -425,6 +426,20 @@ DEVICE void find_side(const u32 (&v)[4][4], const float2 (&numbers)[8], const fl
     }
 }
 
+/* Both warpgroups at once would wait for the same products, and then compute at the same time: they begin in turn. With
+ * tiles from the convolution that was not measured. */
+template <int RULE> DEVICE void wait_for_turn(int group)
+{
+    if (!CHUNK_HAS_TILES(RULE))
+        named_sync(WIDE_TURN + group, WIDE_PAIR);
+}
+
+template <int RULE> DEVICE void pass_turn(int group)
+{
+    if (!CHUNK_HAS_TILES(RULE))
+        named_arrive(WIDE_TURN + 1 - group, WIDE_PAIR);
+}
+
 /* The state after chunk `n`, and outputs, turned. `s` times `unit`. */
 template <int RULE>
 DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane, state_tile &s,
@@ -445,10 +460,12 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
     float2 keys[8], left[8];
     u32 v[4][4];
     pack_left<0, 16, 16>(s, one, held);
+    wait_for_turn<RULE>(group);
     multiply_rows(x, held.at[0], from + at::k, false);
     multiply_rows(x, held.at[4], from + at::k + CHUNK_TILE / 2, true);
     multiply_rows(read, held.at[0], from + at::q, false);
     multiply_rows(read, held.at[4], from + at::q + CHUNK_TILE / 2, true);
+    pass_turn<RULE>(group);
     load_wide_values<is_f16>(from + at::values + group * (CHUNK_TILE / 2), warp, lane, v, value);
     if constexpr (is_f16)
         value[0] *= numbers[NUMBERS_MOST], value[1] *= numbers[NUMBERS_MOST];
@@ -545,6 +562,8 @@ DEVICE void pass_all_wide(const linear_call &call, int first, const wide_memory 
     bool begins = true, kept = false;
     state_tile s = {};
     float unit[2] = {1, 1};
+    if (group == 1)
+        pass_turn<RULE>(group);
 #pragma unroll 1
     for (int n = 0;; n++) {
         if (begins) {
@@ -566,6 +585,8 @@ DEVICE void pass_all_wide(const linear_call &call, int first, const wide_memory 
                 store_wide_state(call, first, m.task(n), panel, lane, s);
         }
     }
+    if (group == 0)
+        wait_for_turn<RULE>(group); /* no barrier is left with arrivals */
 }
 
 /* Sequences of the window from chunk `first` on, times v heads: a block has one part, and then each next one that no
