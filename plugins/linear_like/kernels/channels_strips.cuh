@@ -34,8 +34,7 @@ enum {
 enum {
     STRIP_DECAY = 0,
     STRIP_DECAY_LANE = CHUNK_MAX_KEYS / 4 + 4,
-    STRIP_BETA = 4 * STRIP_DECAY_LANE,
-    STRIP_OWN = STRIP_BETA + STRIP_ROWS,
+    STRIP_OWN = 4 * STRIP_DECAY_LANE,
     STRIP_Q_TIMES = STRIP_OWN + STRIP_ROWS,
     STRIP_K_TIMES = STRIP_Q_TIMES + STRIP_ROWS,
     STRIP_LARGEST = STRIP_K_TIMES + STRIP_ROWS,
@@ -151,12 +150,13 @@ struct strip_rows {
     i64 row;   /* of the list's chunks */
     int rows, head;
 
-    __device__ __forceinline__ strip_rows(const strip_turn &turn, const linear_chunk &chunk,
+    /* Strip `number` of a chunk with so many rows, of its sequence from `from` on. */
+    __device__ __forceinline__ strip_rows(const strip_turn &turn, int from, int chunk_rows,
                                           int number)
     {
-        first = turn.work.sequence.first_row + chunk.first + number * STRIP_ROWS;
+        first = turn.work.sequence.first_row + from + number * STRIP_ROWS;
         row = (i64)turn.index() * CHUNK_ROWS + number * STRIP_ROWS;
-        rows = int_min(STRIP_ROWS, chunk.rows - number * STRIP_ROWS);
+        rows = int_min(STRIP_ROWS, chunk_rows - number * STRIP_ROWS);
         head = turn.work.head;
     }
 };
@@ -293,38 +293,54 @@ DEVICE bool find_strip_logs(const linear_call &call, const strip_rows &at, const
     const linear_dims &d = call.dims;
     const int row = lane / 16, place = lane % 16;
     const bool here = place * 8 < d.k_dim;
+    const int rows = here ? at.rows : 0;
     char *const logs = slot.tiles + STRIP_ENDS + place / 8 * STRIP_TILE;
+    const unsigned offset = tile_offset(row, place % 8);
     raw_factors f = {};
     float bias[8] = {};
     u32 sums[4] = {0, 0, 0, 0};
     if (d.raw) {
-        f = find_raw_factors(call, o.a_log[at.head]);
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (here)
-                bias[i] = o.dt_bias[at.head * o.dt_bias_stride + place * 8 + i] * f.by;
+                bias[i] = o.dt_bias[at.head * o.dt_bias_stride + place * 8 + i];
+        f = find_raw_factors(call, o.a_log[at.head]);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            bias[i] *= f.by;
     }
-#pragma unroll 1
-    for (int r = row; r < STRIP_ROWS; r += 2) {
-        uint4 *const to = (uint4 *)(logs + tile_offset(r, place % 8));
-        const bool there = here && r < at.rows;
-        float x[8];
-        uint4 made;
-        if (d.raw) {
-            const uint4 from[1] = {*to};
-            unpack_gates(from, x);
-            find_raw_logs(call, f, bias, [&](auto find) { made = pack_logs(x, there, find); });
-        } else {
-            uint4 from[2] = {};
-            const float *gates = (const float *)strip_gates(call, at, r, place, 4);
-            if (there)
-                from[0] = load_apart(gates), from[1] = load_apart(gates + 4);
-            unpack_gates(from, x);
-            made = pack_logs(x, there, [](float x, int) { return x * (in_log_2 * LOGS_UP); });
-        }
-        *to = made;
+    const auto place_of = [&](int n) { return (uint4 *)(logs + (offset ^ n % 4 * 32) + n * 256); };
+    const auto keep = [&](int n, const uint4 &made) {
+        *place_of(n) = made;
         sums[0] = add_pairs(sums[0], made.x), sums[1] = add_pairs(sums[1], made.y);
         sums[2] = add_pairs(sums[2], made.z), sums[3] = add_pairs(sums[3], made.w);
+    };
+    /* Without a branch, and a row is loaded before the row before it is computed: else each is waited for. */
+    const auto find_raw_rows = [&](auto find) {
+        uint4 next = *place_of(0);
+#pragma unroll 1
+        for (int n = 0; n < STRIP_ROWS / 2; n += 2)
+#pragma unroll
+            for (int i = n; i < n + 2; i++) {
+                const uint4 from[1] = {next};
+                float x[8];
+                next = *place_of((i + 1) % (STRIP_ROWS / 2));
+                unpack_gates(from, x);
+                keep(i, pack_logs(x, row + 2 * i < rows, find));
+            }
+    };
+    if (d.raw)
+        find_raw_logs(call, f, bias, find_raw_rows);
+#pragma unroll 1
+    for (int n = 0; !d.raw && n < STRIP_ROWS / 2; n++) {
+        const int r = row + 2 * n;
+        uint4 from[2] = {};
+        float x[8];
+        const float *gates = (const float *)strip_gates(call, at, r, place, 4);
+        if (r < rows)
+            from[0] = load_apart(gates), from[1] = load_apart(gates + 4);
+        unpack_gates(from, x);
+        keep(n, pack_logs(x, r < rows, [](float x, int) { return x * (in_log_2 * LOGS_UP); }));
     }
     bool in_range = true;
 #pragma unroll
@@ -412,25 +428,24 @@ template <bool TILES> DEVICE void find_largest(const strip_slot &slot, int lane)
 
 /* ---- Decays and products ---------------------------------------------------------------------- */
 
-/* Sums of log decays of 16 channels from the strip's first row on, and of all its rows. */
-struct strip_sums {
-    float of[2][4], all[2][4];
-};
-
-/* `ones`: on and below a diagonal. */
-DEVICE void sum_strip(unsigned logs, const u32 (&ones)[4], strip_sums &to)
+/* Sums of log decays of 16 channels from the strip's first row on. `ones`: on and below a diagonal. */
+DEVICE void sum_strip(unsigned logs, const u32 (&ones)[4], float (&to)[2][4])
 {
-    const u32 one = ones[1], all[4] = {one, one, one, one};
     u32 x[4];
     load_matrices_turned(logs, x);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
 #pragma unroll
         for (int e = 0; e < 4; e++)
-            to.of[h][e] = to.all[h][e] = 0;
-        multiply(to.of[h], ones, x[2 * h], x[2 * h + 1]);
-        multiply(to.all[h], all, x[2 * h], x[2 * h + 1]);
+            to[h][e] = 0;
+        multiply(to[h], ones, x[2 * h], x[2 * h + 1]);
     }
+}
+
+/* What the lane with the strip's last row has of the same channels. */
+DEVICE float2 of_last_row(float2 x, int lane)
+{
+    return make_float2(__shfl_sync(~0u, x.x, lane | 28), __shfl_sync(~0u, x.y, lane | 28));
 }
 
 /* A lane's part of 16 channels: rows with their decays in the place of those that have none; products within the strip,
@@ -444,23 +459,24 @@ DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32
     const unsigned keys = tiles + step / 4 * STRIP_HALF + place;
     const unsigned logs = tiles + STRIP_ENDS + step / 4 * STRIP_TILE + place;
     u32 q_raw[4], k_raw[4], q_left[4], k_left[4], ends[4];
-    strip_sums sums;
+    float sums[2][4];
     sum_strip(logs, ones, sums);
     load_matrices(keys + STRIP_Q, q_raw);
     load_matrices(keys, k_raw);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const float2 all = make_float2(sums.all[h][0], sums.all[h][1]);
-        const float2 whole = IN_RANGE ? exp2_pair(all.x, all.y) : all;
+        /* Of the whole strip. */
+        const float2 low = make_float2(sums[h][2], sums[h][3]);
+        const float2 whole = of_last_row(IN_RANGE ? exp2_pair(low.x, low.y) : low, lane);
         float x[4], y[4], right[2][2];
 #pragma unroll
         for (int w = 0; w < 2; w++) {
             const int i = 2 * h + w;
-            const float2 sum = make_float2(sums.of[h][2 * w], sums.of[h][2 * w + 1]);
+            const float2 sum = make_float2(sums[h][2 * w], sums[h][2 * w + 1]);
             const float2 down = exp2_pair(sum.x, sum.y);
             /* With reciprocals: to the strip's begin, and from there to its end. */
             const float2 end =
-                IN_RANGE ? exp2_pair(-sum.x, -sum.y) : exp2_pair(all.x - sum.x, all.y - sum.y);
+                IN_RANGE ? exp2_pair(-sum.x, -sum.y) : exp2_pair(whole.x - sum.x, whole.y - sum.y);
             const u32 up = 0x5c005c00; /* CHANNELS_UP, twice */
             const float2 q =
                 unpack_two<TILES>(TILES ? multiply_pairs(q_raw[i], up) : q_raw[i], q_times[w]);
@@ -570,11 +586,12 @@ DEVICE void take_one_by_one(const strip_slot &slot, int lane, block_products &to
     __syncwarp(); /* T and P will lie there */
 }
 
-/* T and P of a strip. `products` are to be multiplied by `times`. */
-DEVICE void write_strip(const strip_slot &slot, float *square, float times, int lane,
+/* T and P of a strip. `products` are to be multiplied by `times`; `beta`: of a lane's row. */
+DEVICE void write_strip(const strip_slot &slot, float *square, float times, float beta, int lane,
                         block_products &products)
 {
-    const float *beta = slot.numbers + STRIP_BETA;
+    const float of_column = __shfl_sync(~0u, beta, lane % 16) * CHUNK_INVERSE_ROOM;
+    const float of_half = __shfl_sync(~0u, beta, lane % 8) * CHUNK_INVERSE_ROOM;
     char *const system = slot.tiles + STRIP_SYSTEM;
     const unsigned at = lane % 16 * 128 + ((lane / 16 ^ lane) & 7) * 16;
     u32 packed[4];
@@ -590,14 +607,14 @@ DEVICE void write_strip(const strip_slot &slot, float *square, float times, int 
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-            const float by = beta[lane / 4 + 8 * e] * times;
+            const float by = __shfl_sync(~0u, beta, lane / 4 + 8 * e) * times;
             *(float2 *)(square + (lane / 4 + 8 * e) * 16 + n * 8 + lane % 4 * 2) =
                 make_float2(products.k[n][2 * e] * by, products.k[n][2 * e + 1] * by);
         }
     __syncwarp();
     invert_square(square, lane, [&](int i, int j, float x) {
         *(u16 *)(system + i * 128 + ((j / 8 ^ i) & 7) * 16 + j % 8 * 2) =
-            (u16)pack_half(x * (beta[j] * CHUNK_INVERSE_ROOM), 0);
+            (u16)pack_half(x * (j == lane % 16 ? of_column : of_half), 0);
     });
 }
 
@@ -613,10 +630,17 @@ DEVICE u32 load_beta(const linear_call &call, i64 first, int r, int rows, int he
                             o.b + (first + r) * o.b_row, head);
 }
 
+/* `b`: of load_beta(), of row `r` of `rows`. No branch that lanes take apart. */
 DEVICE float find_beta(const linear_call &call, u32 b, int r, int rows)
 {
-    const linear_gate gate = {0, b, 0, 0};
-    return r < rows ? linear_gate_beta(&call, &gate) : 0;
+    float beta = 1;
+    if (call.operands.b && call.dims.raw) {
+        const float x = bits_f32(b << 16), y = exp2_fast(-fabsf(x) * 1.4426950408889634f);
+        beta = reciprocal_fast(1 + y) * (x < 0 ? y : 1);
+    } else if (call.operands.b) {
+        beta = bits_f32(b);
+    }
+    return r < rows ? beta : 0;
 }
 
 /* What the convolution leaves for a lane: a row's q times its k; in the other half of lanes, what its v is to be
@@ -646,7 +670,7 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
     strip_ring ring = {warp, 0};
     if (!turn.skip(call, warp / 4))
         return;
-    strip_rows at(turn, list[turn.index()], warp % 4);
+    strip_rows at(turn, list[turn.index()].first, list[turn.index()].rows, warp % 4);
     fetch_strip<TILES>(call, at, m.slot(ring.slot), lane);
     u32 b = load_beta(call, at.first, lane, at.rows, at.head);
     float number = TILES ? load_number(call, at, lane) : 0;
@@ -655,7 +679,8 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
         const strip_slot slot = m.slot(ring.slot);
         const unsigned made = m.made(ring.slot);
         more = turn.skip(call, 2);
-        const linear_chunk next = list[more ? turn.index() : 0]; /* needed later */
+        /* A number of the next chunk in each lane: needed later, and no wait for it before. */
+        const int next = ((const int *)(list + (more ? turn.index() : 0)))[lane % 4];
         copy_wait<0>();
         const bool in_range = find_strip_logs(call, at, slot, lane);
         __syncwarp();
@@ -666,8 +691,6 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
             find_strip_lengths(call, slot, lane);
         __syncwarp();
         find_largest<TILES>(slot, lane);
-        if (lane < STRIP_ROWS)
-            slot.numbers[STRIP_BETA + lane] = find_beta(call, b, lane, at.rows);
         __syncwarp();
         float q_times[2] = {}, k_times[2] = {};
 #pragma unroll
@@ -687,8 +710,9 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
             for (int step = 0; step < 8; step++)
                 decay_strip<TILES, false>(slot, place, step, ones, q_times, k_times, lane,
                                           products);
+        const float beta = find_beta(call, b, lane, at.rows);
         if (more) {
-            at = strip_rows(turn, next, warp % 4);
+            at = strip_rows(turn, __shfl_sync(~0u, next, 1), __shfl_sync(~0u, next, 2), warp % 4);
             ring.advance(STRIP_WARPS);
             barrier_wait(m.passed(ring.slot), ring.round ^ 1);
             fetch_strip<TILES>(call, at, m.slot(ring.slot), lane);
@@ -697,8 +721,8 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
         }
         if (!in_range)
             take_one_by_one(slot, lane, products);
-        write_strip(slot, square, in_range ? TRUNCATED / (CHANNELS_UP * CHANNELS_UP) : 1, lane,
-                    products);
+        write_strip(slot, square, in_range ? TRUNCATED / (CHANNELS_UP * CHANNELS_UP) : 1, beta,
+                    lane, products);
         fence_async_shared();
         __syncwarp();
         if (lane == 0)

@@ -193,7 +193,7 @@
 #define STRIP_THREADS                (2 * 32 * STRIP_WARPS)
 #define STRIP_TILES                  (STRIP_ROWS * (3 * CHUNK_MAX_KEYS * 2 + 128))
 #define STRIP_V_ROW                  (CHUNK_MAX_KEYS * 2 + 16)
-#define STRIP_NUMBERS                1344
+#define STRIP_NUMBERS                1280
 #define STRIP_READY_REGISTERS(tiles) ((tiles) ? 96 : 104)
 #define STRIP_STATE_REGISTERS(tiles) ((tiles) ? 160 : 152)
 #ifndef STRIP_BLOCKS
