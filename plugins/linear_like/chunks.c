@@ -168,19 +168,22 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     return to;
 }
 
-/* Blocks that linear_strips_* may have; 0 where sequences and heads cannot keep them busy. */
-static int find_strips(const attn_metadata *metadata, const linear_group *group, cuda_extent e)
+/* Blocks that linear_strips_* may have; 0 where it has nothing to do. `most`: chunks. */
+static int find_strips(const attn_metadata *metadata, const linear_group *group, int most)
 {
-    const int sms = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
-    return group->strips && 4 * e.seqs * group->dims.v_heads >= 3 * STRIP_BLOCKS(sms)
-               ? STRIP_BLOCKS(sms)
-               : 0;
+    const linear_dims *d = &group->dims;
+    const int64_t seqs = cuda_plan_extent(&metadata->plan).seqs;
+    const int blocks =
+        STRIP_BLOCKS(cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms));
+    const int beside = !linear_convolves_first(d) && STRIPS_BESIDE(most, d->v_heads, blocks) > 0;
+    return group->strips && (beside || 4 * seqs * d->v_heads >= 3 * blocks) ? blocks : 0;
 }
 
 static void point(const attn_metadata *metadata, const linear_group *group, linear_call *call)
 {
     const linear_scratch parts = linear_lay_out_scratch(group, &metadata->plan.bounds);
     const cuda_extent e = cuda_plan_extent(&metadata->plan);
+    const int most = (int)CHUNK_MOST(e.tokens, e.seqs, call->batch.snapshots != NULL);
     char *base = metadata->scratch;
     call->chunks =
         (linear_chunks){.count = (int *)(void *)base,
@@ -192,10 +195,10 @@ static void point(const attn_metadata *metadata, const linear_group *group, line
                         .keys = base + parts.keys,
                         .values = base + parts.values,
                         .rows = linear_convolves_first(&group->dims) ? base + parts.rows : NULL,
-                        .most = (int)CHUNK_MOST(e.tokens, e.seqs, call->batch.snapshots != NULL),
+                        .most = most,
                         .window = parts.window,
                         .most_segments = parts.most,
-                        .strips = find_strips(metadata, group, e),
+                        .strips = find_strips(metadata, group, most),
                         .room = find_room(&group->dims, e.q_len)};
 }
 
@@ -410,6 +413,16 @@ static attn_status launch_convolve(const attn_metadata *metadata, const linear_g
     return cuda_launch_run(metadata->instance->cuda, &run, params, stream, error);
 }
 
+/* Chunks that strips leave to the other kernels, at most. */
+static int find_others(const linear_chunks *chunks, const linear_dims *d, int64_t seqs)
+{
+    const int beside = seqs == 1 && chunks->strips && !chunks->rows
+                           ? STRIPS_BESIDE(chunks->most, d->v_heads, chunks->strips)
+                           : 0;
+    const int others = chunks->most - beside;
+    return beside && others < STRIPS_BESIDE_LEAST ? STRIPS_BESIDE_LEAST - 1 : others;
+}
+
 attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
                                  linear_call *call, attn_stream stream, attn_error *error)
 {
@@ -455,11 +468,13 @@ attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_gro
     const cuda_launch states = states_launch(metadata, group, call);
     const cuda_launch strips = strips_launch(group, chunks);
     status = cuda_launch_run(cuda, &list, params, stream, error);
-    for (; first < chunks->most && status == ATTN_OK; first += chunks->window) {
+    const int others = find_others(chunks, d, e.seqs);
+    for (; first < others && status == ATTN_OK; first += chunks->window) {
         if (chunks->rows)
             status = launch_convolve(metadata, group, call, first, at_once, stream, error);
         if (status == ATTN_OK && chunks->strips && first == 0)
             status = cuda_launch_run(cuda, &strips, params, stream, error);
+        ready.programmatic = chunks->strips && first == 0 && !chunks->rows; /* beside strips */
         if (status == ATTN_OK && group->ready)
             status = cuda_launch_run(cuda, &ready, params, stream, error);
         if (status == ATTN_OK && chunks->room > 0)

@@ -9,6 +9,9 @@
  * and T = (I + A)^-1 beta. Two warpgroups pass the states of 64 values each on, from strip to strip, and write their
  * outputs, as states_whole.cuh does. A strip needs no product with rows of another one, and no block of T off the
  * diagonal, as the state is there after each.
+ *
+ * Of a long sequence whose heads leave half of the multiprocessors idle, the first chunks go by strips, while those
+ * multiprocessors make the others ready for linear_states_channels.
  */
 #ifndef LINEAR_LIKE_CHANNELS_STRIPS_CUH
 #define LINEAR_LIKE_CHANNELS_STRIPS_CUH
@@ -100,11 +103,13 @@ DEVICE bool find_head(const linear_call &call, unsigned &part, states_work &work
 {
     const unsigned heads = call.dims.v_heads, parts = linear_num_real(&call.batch) * heads;
     for (; part < parts; part = (2 * (part / gridDim.x) + 2) * gridDim.x - 1 - part) {
-        const int s = part / heads, count = call.chunks.sequences[2 * s + 1];
-        if (count == 0)
+        const int s = part / heads, *chunks = call.chunks.sequences + 2 * s;
+        if (chunks[1] == 0)
             continue;
-        work.from = work.begin = call.chunks.sequences[2 * s];
-        work.to = work.end = work.from + count;
+        if (call.chunks.count[0]) /* the list's last chunks, the sequence's first */
+            chunks = call.chunks.count;
+        work.from = work.begin = chunks[0];
+        work.to = work.end = work.from + chunks[1];
         work.first = work.index = work.number = work.lead = 0, work.count = 1;
         work.head = part % heads;
         work.sequence = linear_find_sequence(&call.batch, s);
@@ -967,8 +972,11 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
         }
     }
     restore_state(s, u.unit);
+    states_work last = work;
+    if (!TILES && call.chunks.count[0]) /* other kernels go on from there */
+        last.end++, last.first = call.chunks.window;
     if (here)
-        store_last_state(call, work, warp, lane, s);
+        store_last_state(call, last, warp, lane, s);
 }
 
 /* ---- A block ------------------------------------------------------------------------------------ */
@@ -987,6 +995,7 @@ template <bool TILES> DEVICE void strips_block(const linear_call &call, char *me
     }
     __syncthreads();
     pdl_wait(); /* for the list */
+    pdl_launch_dependents();
     turn.part = blockIdx.x, turn.n = 0, turn.work.passed = 0;
     if (!call.chunks.count[1] || !find_head(call, turn.part, turn.work))
         return;

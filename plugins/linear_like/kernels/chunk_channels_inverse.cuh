@@ -241,13 +241,16 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
     const linear_dims &d = call.dims;
     const linear_chunks &chunks = call.chunks;
     const int units = int_min(*chunks.count - first, chunks.window) * d.v_heads;
-    if ((int)blockIdx.x >= units)
+    /* Beside strips, which have a multiprocessor for each head: as many as there is room for at once. */
+    const int room = CHUNK_CHANNELS_BLOCKS * (chunks.strips - d.v_heads);
+    const int blocks = chunks.count[1] ? room - room % d.v_heads : gridDim.x;
+    if ((int)blockIdx.x >= int_min(units, blocks))
         return;
     const decays_memory m(memory);
     const decays_part part;
-    const int step = -(int)gridDim.x;
+    const int step = -blocks;
     const int step_chunks = step / d.v_heads, step_heads = step % d.v_heads;
-    int left_units = (units - 1 - (int)blockIdx.x) / (int)gridDim.x;
+    int left_units = (units - 1 - (int)blockIdx.x) / blocks;
     const int begin = units - 1 - (int)blockIdx.x;
     channels_unit unit = {begin / d.v_heads, begin % d.v_heads};
     channels_chunk at(call, chunks.list[first + unit.index], unit.head);

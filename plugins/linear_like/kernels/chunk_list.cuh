@@ -10,9 +10,10 @@
 
 /* ---- The list of chunks ---------------------------------------------------------------------- */
 
-/* Chunks of a sequence, from `at` of the list on if that is not negative; returns their number. A
- * warp; a chunk ends with a row that has a snapshot, or with 64 rows. */
-DEVICE int list_chunks(const linear_call &call, int number, const linear_sequence &sequence, int at)
+/* Chunks of a sequence, from `at` of the list on if that is not negative, of `all` the first `late` behind the others;
+ * returns their number. A warp; a chunk ends with a row that has a snapshot, or with 64 rows. */
+DEVICE int list_chunks(const linear_call &call, int number, const linear_sequence &sequence, int at,
+                       int all = 0, int late = 0)
 {
     const int lane = threadIdx.x % 32, n = sequence.num_rows;
     linear_chunk *list = call.chunks.list;
@@ -21,8 +22,9 @@ DEVICE int list_chunks(const linear_call &call, int number, const linear_sequenc
         const int pieces = (end - from + CHUNK_ROWS - 1) / CHUNK_ROWS;
         for (int i = lane; at >= 0 && i < pieces; i += 32) {
             const int first = from + i * CHUNK_ROWS;
-            list[at + count + i] = {number, first, int_min(CHUNK_ROWS, end - first),
-                                    i + 1 == pieces ? snapshot : 0};
+            const int place = count + i - late;
+            list[at + (place < 0 ? place + all : place)] = {
+                number, first, int_min(CHUNK_ROWS, end - first), i + 1 == pieces ? snapshot : 0};
         }
         count += pieces;
         from = end;
@@ -177,14 +179,22 @@ DEVICE void list_block(const linear_call &call)
         longest = __reduce_max_sync(~0u, longest);
         /* By what the batch is, not by its bounds, so that graphs give the same bits. */
         const bool strips = linear_has_strips(&call, before, longest);
+        const int by_strips = strips ? before : linear_count_beside(&call, before, longest);
         if (lane == 0)
-            chunks.count[0] = strips ? 0 : before, chunks.count[1] = strips ? before : 0,
+            chunks.count[0] = before - by_strips, chunks.count[1] = by_strips,
             chunks.count[2] = chunks.count[3] = 0;
     }
     __syncthreads();
+    const int others = chunks.count[0], late = others ? chunks.count[1] : 0;
     for (int s = warp; s < real; s += warps)
-        if (chunks.sequences[2 * s + 1])
-            list_chunks(call, s, linear_find_sequence(&call.batch, s), chunks.sequences[2 * s]);
+        if (chunks.sequences[2 * s + 1]) {
+            list_chunks(call, s, linear_find_sequence(&call.batch, s), chunks.sequences[2 * s],
+                        others + late, late);
+            __syncwarp();
+            if (late && lane == 0)
+                chunks.sequences[2 * s + 1] = others;
+        }
+    __syncthreads();
     for (int window = warps - 1 - warp; window * (i64)chunks.window < chunks.most; window += warps)
         list_segments(call, real, window);
 }

@@ -141,6 +141,13 @@ DEVICE int count_slices(const linear_dims &d)
     return (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
 }
 
+/* Where strips have had a sequence's first chunks, a state comes from the launch before. */
+template <int RULE> DEVICE void take_after_strips(const linear_call &call, states_work &work)
+{
+    if (CHUNK_BY_CHANNELS(RULE))
+        work.begin -= call.chunks.count[1] > 0;
+}
+
 /* Part `part` of a launch: segments times v heads times slices. The last segments go first, as one may be longer.
  * Each part has a block, but for the rules CHUNK_IN_TURN: where sequences are not cut, a block has one part after
  * the other, from the first sequence on. False: there is no such part, and none after it in turn. */
@@ -151,10 +158,12 @@ DEVICE bool find_part(const linear_call &call, int first, int slices, unsigned p
     const int rest = part / slices;
     work.head = rest % call.dims.v_heads;
     work.panel = part % slices * CHUNK_STATE_WARPS;
-    if (CHUNK_IN_TURN(RULE) && call.chunks.room == 0)
-        return rest / call.dims.v_heads < call.chunks.most_segments &&
-               find_work(call, first, rest / call.dims.v_heads, work);
-    return find_work(call, first, (gridDim.x / slices - 1 - rest) / call.dims.v_heads, work);
+    const bool in_turn = CHUNK_IN_TURN(RULE) && call.chunks.room == 0;
+    const int index = (in_turn ? rest : gridDim.x / slices - 1 - rest) / call.dims.v_heads;
+    if ((in_turn && index >= call.chunks.most_segments) || !find_work(call, first, index, work))
+        return false;
+    take_after_strips<RULE>(call, work);
+    return true;
 }
 
 /* The block's next part, if it has one: blocks take parts back and forth, so that each has long sequences and short
@@ -267,6 +276,7 @@ DEVICE void segments_block(const linear_call &call, int first, char *memory)
     work.panel = part * CHUNK_STATE_WARPS;
     if (!find_work(call, first, rest / d.v_heads, work) || work.number + 1 == work.count)
         return;
+    take_after_strips<RULE>(call, work);
     const bool values = work.panel < panels, matrix = RULE && work.number > 0 && part < 2;
     if (!values && !matrix)
         return;

@@ -114,8 +114,8 @@ typedef struct linear_segment {
  * launch does `window` chunks of the list, so that tiles need no more memory than theirs. */
 typedef struct linear_chunks {
     int *sequences; /* [seqs, 2]: first chunk and number of them; 0 = row by row. NULL = all */
-    int *count; /* [4]: chunks, 0 by strips; chunks by strips; parts that wide blocks took, twice */
-    linear_chunk *list; /* [most] those of a sequence one after the other */
+    int *count; /* [4]: chunks not by strips, and by strips; parts that wide blocks took, twice */
+    linear_chunk *list; /* [most] those of a sequence one after the other; by strips last */
     char *keys;         /* [window, heads of keys, CHUNK_RULE_KEYS_BYTES()] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
     /* [window, CHUNK_ROWS, channels] after the convolution, of which operands.mixed is a part, then: bf16

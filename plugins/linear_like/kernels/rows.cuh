@@ -9,6 +9,7 @@
 #include "plugins/common/cuda/call.h"
 #include "plugins/common/cuda/elements.cuh"
 #include "plugins/linear_like/kernels/params.h"
+#include "plugins/linear_like/kernels/shapes.h"
 
 #ifndef __CUDACC__
 #include <math.h>
@@ -87,6 +88,15 @@ PORTABLE int linear_has_strips(const linear_call *call, int chunks, int longest)
     if (call->chunks.rows && chunks > call->chunks.window)
         return 0;
     return round > 0 && 4 * all >= 3 * ((all + round - 1) / round) * round;
+}
+
+/* How many go by strips while others of the same sequence are made ready. */
+PORTABLE int linear_count_beside(const linear_call *call, int chunks, int longest)
+{
+    const int blocks = call->chunks.strips;
+    return blocks == 0 || call->chunks.rows || chunks > longest
+               ? 0
+               : STRIPS_BESIDE(chunks, call->dims.v_heads, blocks);
 }
 
 /* The slot that gets the state after row `row`; 0 = none. */

@@ -199,6 +199,14 @@
 #ifndef STRIP_BLOCKS
 #define STRIP_BLOCKS(sms) (sms)
 #endif
+/* Of the chunks of a sequence, the batch's only one that goes by chunks: how many, from the first on, go by strips where
+ * heads fill less than half of the multiprocessors, but not much less. The others are made ready meanwhile by
+ * multiprocessors that have no head, of which a chunk of a head takes 14/17 of the time that its strips take. */
+#define STRIPS_BESIDE_LEAST 96 /* chunks; fewer have not been raced */
+#define STRIPS_BESIDE(chunks, heads, sms)                                                          \
+    ((chunks) < STRIPS_BESIDE_LEAST || 2 * (heads) > (sms) || 20 * (heads) < 9 * (sms)             \
+         ? 0                                                                                       \
+         : (int)((chunks)*14LL * (heads) / (14 * (heads) + 17 * ((sms) - (heads)))))
 #define STRIP_SHARED                                                                               \
     (STRIP_SLOTS * (STRIP_TILES + STRIP_ROWS * STRIP_V_ROW + STRIP_NUMBERS + 2 * 8) +              \
      STRIP_WARPS * STRIP_ROWS * STRIP_ROWS * 4)

@@ -238,7 +238,7 @@ static void list_segments(const linear_call *call, int first)
         int end = from + linear_load_int(chunks->sequences, 2 * s + 1);
         from = from > first ? from : first;
         end = end < first + chunks->window ? end : first + chunks->window;
-        if (from < end && !linear_load_int(chunks->count, 1))
+        if (from < end && linear_load_int(chunks->count, 0))
             *PORTABLE_AT(to + at++) = (linear_segment){s, from, end, 0, 1};
     }
     for (; at < chunks->most_segments; at++)
@@ -255,9 +255,13 @@ static void list(const struct fake_cuda_launch *launch)
         list_sequence(call, s, &count);
         longest = count - before > longest ? count - before : longest;
     }
-    const int strips = linear_has_strips(call, count, longest);
-    *PORTABLE_AT(chunks->count) = strips ? 0 : count;
-    *PORTABLE_AT(chunks->count + 1) = strips ? count : 0;
+    const int strips =
+        linear_has_strips(call, count, longest) ? count : linear_count_beside(call, count, longest);
+    *PORTABLE_AT(chunks->count) = count - strips;
+    *PORTABLE_AT(chunks->count + 1) = strips;
+    for (int s = 0; strips < count && s < linear_num_real(&call->batch); s++)
+        if (linear_is_chunked(call, s)) /* beside strips: the only one */
+            *PORTABLE_AT(chunks->sequences + 2 * s + 1) -= strips;
     for (int first = 0; first < chunks->most; first += chunks->window)
         list_segments(call, first);
 }
@@ -366,7 +370,7 @@ static void states_sequence(const linear_call *call, int s, int first, int64_t v
     int begin = linear_load_int(call->chunks.sequences, 2 * s);
     int end = begin + linear_load_int(call->chunks.sequences, 2 * s + 1);
     if (end == begin || end <= first || end > first + call->chunks.window ||
-        linear_load_int(call->chunks.count, 1))
+        !linear_load_int(call->chunks.count, 0))
         return;
     const int64_t rows = call->chunks.rows ? row_bytes(d) : 0;
     if (values && *PORTABLE_AT(call->chunks.values + (end - first) * values - 1) != (char)end)
@@ -440,14 +444,14 @@ static int has_rows(const linear_call *call, int s)
            *PORTABLE_AT(call->chunks.rows + end * row_bytes(&call->dims) - 1) == (char)end;
 }
 
-/* Sequences that go by strips, by blocks in turn. */
+/* Sequences that go by strips, by blocks in turn. One that does so in part is left to the states. */
 static void strips(const struct fake_cuda_launch *launch)
 {
     const linear_call *call = launch->arguments[0];
     struct keys keys = {0};
     for (int s = 0; s < linear_num_real(&call->batch); s++)
         for (int head = 0; head < call->dims.v_heads; head++)
-            if (linear_is_chunked(call, s) && linear_load_int(call->chunks.count, 1) &&
+            if (linear_is_chunked(call, s) && !linear_load_int(call->chunks.count, 0) &&
                 has_rows(call, s))
                 steps_columns(call->chunks.rows ? &before : call, s, head, 0, call->dims.v_dim,
                               &keys);
