@@ -89,18 +89,21 @@ int fm_latents(const cuda_group *group)
 
 int fm_tile(int latents, int rows)
 {
-    return rows == MLA_ROWS && latents != FM_LATENT_CODED ? MLA_ROWS_TILE : MLA_TILE;
+    const int short_tiles = latents == FM_LATENT_BF16 || latents == FM_LATENT_CODES;
+    return rows == MLA_ROWS && short_tiles ? MLA_ROWS_TILE : MLA_TILE;
 }
 
 uint32_t fm_shared(int latents, int kernel)
 {
     static const uint32_t of_64[FM_LATENTS] = {[FM_LATENT_BF16] = MLA_ROWS_SHARED,
                                                [FM_LATENT_CODES] = MLA_ROWS_SHARED,
-                                               [FM_LATENT_PACKED] = MLA_PACKED_ROWS_SHARED,
+                                               [FM_LATENT_PACKED] = MLA_TOKENS_SHARED(MLA_ROWS),
                                                [FM_LATENT_CODED] = MLA_CODED_SHARED};
     const int rows = 8 << kernel;
     if (rows == MLA_ROWS)
         return of_64[latents];
+    if (latents == FM_LATENT_PACKED && rows > 8)
+        return (uint32_t)MLA_TOKENS_SHARED(rows);
     return (uint32_t)(latents == FM_LATENT_PACKED ? MLA_PACKED_SHARED(rows)
                       : latents == FM_LATENT_CODES || latents == FM_LATENT_CODED
                           ? MLA_CODES_SHARED(rows)

@@ -1,593 +1,790 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_packed_rows.cuh: 64 query rows over tiles of 48 latents of mla.latent_fp8/1. The products are those of
- * attend_rows.cuh over bf16: queries are rows. Warpgroup 0 loads rows as they lie, 656 bytes each; warpgroups 2
- * and 3, which add up values, widen the codes of the next tile once, to bf16, into the tile that all products read.
+ * attend_packed_rows.cuh: 64 query rows over tiles of 64 latents of mla.latent_fp8/1. Nothing is widened in shared
+ * memory: tokens are the rows of scores' products, dimensions those of values', and both are widened to fp16 in
+ * registers, from rows as they lie in the cache (attend_packed.cuh).
  *
- * No scale is rounded into a key. A scale is m 2^e: a code is widened to code * 2^e, which is exact, and m, which
- * is 1 where scales are powers of two, goes on what is summed:
+ *   S^T[64 x 64]  = K Q^T          warpgroup 1, one tile at a time
+ *   O^T[512 x 64] += V^T P^T       warpgroups 2 and 3, two parts of 128 dimensions each
  *
- *   S   = (((Q_0 K_0 m_0/m_1 + Q_1 K_1) m_1/m_2 + Q_2 K_2) m_2/m_3 + Q_3 K_3) m_3 + Q_pe R
- *   O_b += (m_b P) V_b                 m_b P rounded once, to bf16; K_b, V_b: 128 codes
+ * No scale is rounded into a key. Where all scales of a tile are powers of two, a code times its scale is exact in
+ * fp16, and a tile's scores are one chain of products; else each part of 128 codes is summed separately, and multiplied
+ * by its scale in fp32. Values are codes times scales rounded to fp16, at most 2^-10 off, and probabilities fp16; where
+ * a scale is too large or too small for that, both are bf16, from there to the end of a unit.
  *
- * e is held between -110 and 7, where no widened code is rounded; of larger and smaller scales the rest is in m.
+ * What exponentials are relative to is kept in shared memory. It changes only where a maximum exceeds it by 2^8, so in
+ * most tiles the warps of warpgroup 1 agree by one barrier that nothing changes, and exchange nothing.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH
 #define FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH
 
+#include "plugins/flashmla_like/kernels/attend_coded.cuh"
 #include "plugins/flashmla_like/kernels/attend_packed.cuh"
 
-#define PACKED_WIDE       2                   /* tiles of bf16 */
-#define PACKED_SHARES     8                   /* of a tile, as many as warps that widen */
-#define PACKED_SHARE      (MLA_ROWS_TILE / 8) /* rows of each */
-#define PACKED_SHARE_ROWS ((1u << PACKED_SHARE) - 1)
+#define TOKENS_UP                                                                                  \
+    256.0f /* scales are multiplied by this in fp16, where they lie between 2^-15 and 1/2 */
+#define TOKENS_LEAST 0x38000000u
+#define TOKENS_END   0x3f000000u
+#define TOKENS_UNSET -3.0e38f       /* what exponentials are relative to before a key is seen */
+#define TOKENS_TABLE (MLA_TILE * 2) /* bytes of a part's scales of a tile in fp16 */
+
+/* Probabilities are 2^ROWS_P_LOG2 of what they are, or, from a unit's first tile in bf16 on, 2^TOKENS_WIDE_LOG2: values
+ * of bf16 may be large. TOKENS_TURN: what sums are multiplied by then. */
+#define TOKENS_WIDE_LOG2 -8.0f
+#define TOKENS_TURN      (1.0f / 32768)
+
+/* What a buffer's word says of its probabilities. */
+#define TOKENS_F16    1u /* they are fp16, else bf16 */
+#define TOKENS_RAISED 2u /* sums so far are to be multiplied */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* `exchange`: the numbers of each tile's tokens: m of each part, then what sums of parts are multiplied by. `odd`,
- * of each tile: a word of each share, not 0 where an m is not 1. */
-DEVICE mla_shared<ROWS> packed_rows_find(unsigned char *memory)
+/* `raw`: the scales of both buffers' tiles in fp16, `odd`: their words. */
+template <int N> DEVICE mla_shared<N> tokens_find(unsigned char *memory)
 {
-    mla_shared<ROWS> m;
+    mla_shared<N> m;
     m.q = shared_address(memory);
-    m.tiles = m.q + MLA_ROWS_SHARED_Q;
-    m.p = m.tiles + PACKED_WIDE * MLA_ROWS_SHARED_TILE;
-    m.raw = m.p + PACKED_PARTS * MLA_ROWS_SHARED_P;
-    m.exchange = (float *)(memory + (m.raw - m.q) + MLA_ROWS_TILE * MLA_PACKED_PITCH);
-    m.factor = m.exchange + PACKED_WIDE * MLA_PACKED_NUMBERS;
-    m.q_scale = 0;
-    m.lo = m.hi = 0;
-    m.odd = shared_address(m.factor + ROWS);
-    m.full = m.odd + PACKED_WIDE * PACKED_SHARES * 4;
-    m.empty = m.full + 8 * PACKED_WIDE;
-    m.p_full = m.empty + 8 * PACKED_WIDE;
-    m.p_empty = m.p_full + 8;
-    m.scored = 0;
-    m.raw_full = m.p_empty + 8;
-    m.raw_empty = m.raw_full + 8 * PACKED_SHARES;
+    m.p = m.q + MLA_SHARED_Q(N);
+    m.tiles = m.p + 2 * MLA_SHARED_P(N);
+    m.exchange = (float *)(memory + (m.tiles - m.q) + MLA_PACKED_STAGES(N) * MLA_PACKED_TILE);
+    m.factor = m.exchange + 5 * MLA_ROWS;
+    m.q_scale = m.factor + 2 * N;
+    m.lo = (int *)(m.q_scale + N);
+    m.hi = m.lo + N;
+    m.sums = shared_address(m.hi + N);
+    m.raw = m.sums + GROUP_THREADS * N / 4 * 4;
+    m.full = m.raw + 2 * PACKED_PARTS * TOKENS_TABLE;
+    m.empty = m.full + 8 * MLA_PACKED_STAGES(N);
+    m.p_full = m.empty + 8 * MLA_PACKED_STAGES(N);
+    m.p_empty = m.p_full + 16;
+    m.scored = m.p_empty + 16;
+    m.odd = m.scored + 16;
+    m.raw_full = m.raw_empty = 0;
     return m;
 }
 
-DEVICE unsigned packed_tile(const mla_shared<ROWS> &m, int slot)
+/* What exponentials of each query are relative to. */
+template <int N> DEVICE float *tokens_base(const mla_shared<N> &m)
 {
-    return m.tiles + slot * MLA_ROWS_SHARED_TILE;
+    return m.exchange + 4 * MLA_ROWS;
 }
 
-DEVICE float *packed_numbers(const mla_shared<ROWS> &m, int slot)
+template <int N> DEVICE unsigned tokens_table(const mla_shared<N> &m, int slot)
 {
-    return m.exchange + slot * MLA_PACKED_NUMBERS;
+    return m.raw + slot * (PACKED_PARTS * TOKENS_TABLE);
 }
 
-/* Are all scales of a tile powers of two? */
-DEVICE bool packed_plain(const mla_shared<ROWS> &m, int slot)
+/* "barrier{.cta}.red.or": is `x` true in any thread of warpgroup 1? */
+DEVICE bool tokens_any(bool x)
 {
-    const unsigned odd = m.odd + slot * (PACKED_SHARES * 4);
-    const uint4 x = shared_load(odd), y = shared_load(odd + 16);
-    return !(x.x | x.y | x.z | x.w | y.x | y.y | y.z | y.w);
+    unsigned any;
+    asm volatile("{\n.reg .pred p, q;\n"
+                 "setp.ne.u32 p, %1, 0;\n"
+                 "barrier.cta.red.or.pred q, 2, %2, p;\n"
+                 "selp.u32 %0, 1, 0, q;\n}"
+                 : "=r"(any)
+                 : "r"((unsigned)x), "n"(GROUP_THREADS)
+                 : "memory");
+    return any != 0;
 }
 
-/* ---- Warpgroup 0: rows ----------------------------------------------------------------------- */
+/* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
 
-/* A new latent as a row of the cache, by a warp. */
-DEVICE void packed_quantise_row(unsigned to, const char *c_kv, const char *k_pe, int lane)
+template <int N> DEVICE void tokens_feed(const mla_call &c, const mla_shared<N> &m)
 {
-#pragma unroll 1
-    for (int part = 0; part < PACKED_PARTS; part++) {
-        float scale;
-        const u32 codes = packed_codes(c_kv, part, lane, &scale);
-        shared_store_word(to + part * PACKED_SCALED + lane * 4, codes);
-        if (lane == 0)
-            shared_store_word(to + MLA_LORA + part * 4, f32_bits(scale));
-    }
-    shared_store_word(to + MLA_PACKED_ROPE_AT + lane * 4, packed_pair(k_pe, lane));
-}
-
-/* Rows of a share that are not `copied`: new, not seen, or at no multiple of 16 bytes. */
-DEVICE void packed_rows_slow(const codes_source &mine, unsigned raw, int first, unsigned copied,
-                             int lane)
-{
-#pragma unroll 1
-    for (unsigned left = ~copied & PACKED_SHARE_ROWS; left; left &= left - 1) {
-        const int i = __ffs((int)left) - 1;
-        const unsigned to = raw + i * MLA_PACKED_PITCH;
-        const int bytes = __shfl_sync(~0u, mine.bytes, first + i);
-        const char *from = shuffle_pointer(mine.row, first + i);
-        const char *k_pe = shuffle_pointer(mine.k_pe, first + i);
-        if (__shfl_sync(~0u, mine.fresh, first + i))
-            packed_quantise_row(to, from, k_pe, lane);
-        else
-#pragma unroll 1
-            for (int p = lane * 16; p < MLA_PACKED_BYTES; p += 512)
-                codes_copy(to + p, from + p, bytes, false);
-    }
-}
-
-/* Copies of a share's rows, of those that are `copied`. */
-template <bool all>
-DEVICE void packed_rows_copy(const codes_source &now, int first, unsigned to, unsigned full,
-                             unsigned copied, unsigned long long policy)
-{
-    const char *rows[PACKED_SHARE];
-#pragma unroll
-    for (int i = 0; i < PACKED_SHARE; i++)
-        rows[i] = shuffle_pointer(now.row, first + i);
-    if (elected())
-#pragma unroll
-        for (int i = 0; i < PACKED_SHARE; i++)
-            if (all || copied >> i & 1)
-                bulk_load_by(to + i * MLA_PACKED_PITCH, rows[i], MLA_PACKED_BYTES, full, policy);
-    __syncwarp();
-}
-
-/* A share of a warp's rows: a bulk copy each, all by one lane. If each lane asks for its own row, the compiler makes
- * a loop over lanes, of 118 cycles a copy. One lane arrives at `full` for what is copied; all arrive once more, since
- * each may have written some of the others. */
-DEVICE void packed_rows_load(const codes_source &now, int first, unsigned to, unsigned full,
-                             int lane, bool aligned, unsigned long long policy)
-{
-    const unsigned copied =
-        __ballot_sync(~0u, aligned && now.bytes && !now.fresh) >> first & PACKED_SHARE_ROWS;
-    if (lane == 0)
-        barrier_arrive_expect(full, (unsigned)__popc(copied) * MLA_PACKED_BYTES);
-    if (copied == PACKED_SHARE_ROWS) {
-        packed_rows_copy<true>(now, first, to, full, copied, policy);
-    } else {
-        packed_rows_copy<false>(now, first, to, full, copied, policy);
-        packed_rows_slow(now, to, first, copied, lane);
-    }
-    barrier_arrive(full);
-}
-
-/* The exponent that goes on codes, as that of an fp32. */
-DEVICE int packed_exponent(unsigned scale)
-{
-    return int_min(max((int)(scale >> 23 & 255), 127 - 110), 127 + 7);
-}
-
-/* Two of 2^(120 + e) in bf16: what bits of codes in the places of bf16 are multiplied by. */
-DEVICE unsigned packed_multiplier(unsigned scale)
-{
-    return scale << 1 ? (unsigned)(packed_exponent(scale) + 120) * 0x00800080u : 0;
-}
-
-/* The rest of a scale. */
-DEVICE float packed_rest(float scale)
-{
-    const int e = packed_exponent(f32_bits(scale));
-    return scale == 0.0f ? 1.0f : scale * bits_f32((u32)(254 - e) << 23);
-}
-
-/* Lanes have a scale each of a share's rows. */
-DEVICE float packed_row_scale(unsigned raw, int lane)
-{
-    const int row = int_min(lane / PACKED_PARTS, PACKED_SHARE - 1);
-    return bits_f32(
-        shared_load_word(raw + row * MLA_PACKED_PITCH + MLA_LORA + lane % PACKED_PARTS * 4));
-}
-
-/* A bit of each row of a share: has it a code of NaN? */
-DEVICE unsigned packed_wrong(unsigned raw, int lane)
-{
-    unsigned wrong = 0;
-#pragma unroll
-    for (int r = 0; r < PACKED_SHARE; r++) {
-        const uint4 x = shared_load(raw + r * MLA_PACKED_PITCH + lane * 16);
-        const unsigned seen =
-            ((x.x & 0x7f7f7f7fu) + 0x01010101u) | ((x.y & 0x7f7f7f7fu) + 0x01010101u) |
-            ((x.z & 0x7f7f7f7fu) + 0x01010101u) | ((x.w & 0x7f7f7f7fu) + 0x01010101u);
-        wrong |= (seen & 0x80808080u ? 1u : 0u) << r;
-    }
-    return __reduce_or_sync(~0u, wrong);
-}
-
-/* m of a warp's rows, a part a lane, and what sums of parts are multiplied by; are they all 1? */
-DEVICE void packed_put_scales(float *numbers, unsigned odd, float scale, int row, int lane,
-                              unsigned wrong)
-{
-    const int r = lane / PACKED_PARTS, part = lane % PACKED_PARTS;
-    float m = packed_rest(scale);
-    if (wrong >> r & 1)
-        m = bits_f32(0x7fc00000u);
-    const float next = __shfl_down_sync(~0u, m, 1);
-    if (r < PACKED_SHARE) {
-        numbers[part * MLA_ROWS_TILE + row + r] = m;
-        numbers[(PACKED_PARTS + part) * MLA_ROWS_TILE + row + r] =
-            part + 1 < PACKED_PARTS ? __fdividef(m, next) : m;
-    }
-    const bool plain = __all_sync(~0u, r >= PACKED_SHARE || m == 1.0f);
-    if (lane == 0)
-        shared_store_word(odd, !plain);
-}
-
-/* The numbers of a warp's rows, from when they are there. */
-DEVICE void packed_rows_measure(const mla_shared<ROWS> &m, ring<PACKED_WIDE> &next, unsigned phase,
-                                int warp, int lane)
-{
-#pragma unroll 1
-    for (int i = 0; i < 2; i++) {
-        const int share = warp * 2 + i;
-        const unsigned raw = m.raw + share * PACKED_SHARE * MLA_PACKED_PITCH;
-        barrier_wait(m.raw_full + 8 * share, phase);
-        const unsigned wrong = packed_wrong(raw, lane);
-        const float scale = packed_row_scale(raw, lane);
-        release(m.raw_empty + 8 * share);
-        if (i == 0)
-            barrier_wait(m.empty + 8 * next.slot, next.phase ^ 1);
-        packed_put_scales(packed_numbers(m, next.slot),
-                          m.odd + (next.slot * PACKED_SHARES + share) * 4, scale,
-                          share * PACKED_SHARE, lane, wrong);
-    }
-    barrier_arrive(m.full + 8 * next.slot);
-    next.advance();
-}
-
-DEVICE void packed_rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
-{
-    constexpr int mine = 2 * PACKED_SHARE;
-    const int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
-    const mask_rule rule = plan_rule(&c);
-    ring<PACKED_WIDE> next;
-    unsigned phase = 1;
-    mla_walk w = walk_before(c);
-    while (walk_next(c, w)) {
-        index_sequence q;
-        int lo, hi;
-        unit_begin<ROWS>(c, w, rule, &q, &lo, &hi);
-        int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE + warp * mine + lane % mine;
-        codes_source now = codes_find_source(c, q, lo, hi, j, find_entry(c, q, lo, hi, j));
-        j += MLA_ROWS_TILE;
-        int entry = find_entry(c, q, lo, hi, j);
-#pragma unroll 1
-        for (int more = w.t1 - w.t0; more > 0; more--) {
-#pragma unroll 1
-            for (int i = 0; i < 2; i++) {
-                const int share = warp * 2 + i;
-                barrier_wait(m.raw_empty + 8 * share, phase);
-                packed_rows_load(now, i * PACKED_SHARE,
-                                 m.raw + share * PACKED_SHARE * MLA_PACKED_PITCH,
-                                 m.raw_full + 8 * share, lane, aligned, codes_policy(c));
-            }
-            phase ^= 1;
-            now = codes_find_source(c, q, lo, hi, j, entry); /* while these arrive */
-            if (now.fresh && more > 1)
-                codes_fetch(now.row, MLA_LORA);
-            j += MLA_ROWS_TILE;
-            entry = find_entry(c, q, lo, hi, j);
-            packed_rows_measure(m, next, phase, warp, lane);
-        }
-    }
+    packed_feed<N>(c, m);
     if (c.operands.save) /* last, so that the first tile does not wait for it */
-        packed_save(c, warp, GROUP_THREADS / 32, lane);
+        packed_save(c, (int)threadIdx.x / 32, GROUP_THREADS / 32, (int)threadIdx.x % 32);
 }
 
-/* ---- Warpgroups 2 and 3: widening ------------------------------------------------------------ */
+/* ---- Warpgroup 1: queries -------------------------------------------------------------------- */
 
-/* "prmt": a code in each half, under eight copies of its sign: bytes 0 and 1 of a word, or 2 and 3. */
-#define PACKED_FIRST  0x9180
-#define PACKED_SECOND 0xb3a2
+/* Threads of a row of queries, each of which has so many of its panels. */
+#define TOKENS_QUERY(N)  (GROUP_THREADS / (N))
+#define TOKENS_PANELS(N) ((N)*8 / GROUP_THREADS)
 
-template <int pattern> DEVICE unsigned packed_bits(unsigned word, unsigned by)
+/* The largest element of a thread's panels of a row's q_nope, as its bits. */
+template <int N> DEVICE unsigned tokens_query_top(const mla_shared<N> &m, int n, int first)
 {
-    unsigned pair;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(pair) : "r"(word), "n"(pattern));
-    pair = pair << 4 & 0x87f087f0u;
-    asm("mul.rn.bf16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
-    return pair;
-}
-
-DEVICE void packed_widen_piece(uint4 x, unsigned by, unsigned first, unsigned second)
-{
-    shared_store(
-        first, make_uint4(packed_bits<PACKED_FIRST>(x.x, by), packed_bits<PACKED_SECOND>(x.x, by),
-                          packed_bits<PACKED_FIRST>(x.y, by), packed_bits<PACKED_SECOND>(x.y, by)));
-    shared_store(second,
-                 make_uint4(packed_bits<PACKED_FIRST>(x.z, by), packed_bits<PACKED_SECOND>(x.z, by),
-                            packed_bits<PACKED_FIRST>(x.w, by),
-                            packed_bits<PACKED_SECOND>(x.w, by)));
-}
-
-/* A warp's rows: lanes have a word of 16 codes of one of two rows and of four panels at a time. */
-DEVICE void packed_widen_rows(unsigned tile, unsigned raw, unsigned row, unsigned lane)
-{
-    constexpr int steps = PACKED_SHARE; /* two rows, four panels each */
-    const unsigned t = lane % 4, parity = lane / 4 % 2, panel = lane / 8;
-    const unsigned from = raw + parity * MLA_PACKED_PITCH + panel * PANEL + t * 16;
-    const unsigned by = packed_multiplier(f32_bits(packed_row_scale(raw, lane)));
-    const unsigned to = tile + panel * ROWS_PANEL;
-    uint4 x[2];
-    x[0] = shared_load(from);
-#pragma unroll
-    for (int i = 0; i < steps; i++) {
-        if (i + 1 < steps)
-            x[(i + 1) % 2] =
-                shared_load(from + (i + 1) / 2 * 2 * MLA_PACKED_PITCH + (i + 1) % 2 * 4 * PANEL);
-        const unsigned r = row + i / 2 * 2 + parity;
-        const unsigned at = to + r * ROW_BYTES + (2 * t ^ r % 8) * 16;
-        const unsigned mine =
-            __shfl_sync(~0u, by, (i / 2 * 2 + parity) * PACKED_PARTS + panel / 2 + i % 2 * 2);
-        packed_widen_piece(x[i % 2], mine, at + i % 2 * 4 * ROWS_PANEL,
-                           (at ^ 16) + i % 2 * 4 * ROWS_PANEL);
+    unsigned top = 0;
+#pragma unroll 4
+    for (int piece = first * 8; piece < (first + TOKENS_PANELS(N)) * 8; piece++) {
+        const uint4 x = shared_load(codes_query_place(m.q, N, n, piece));
+        top = pair_top(pair_top(pair_top(pair_top(top, x.x), x.y), x.z), x.w);
     }
-#pragma unroll
-    for (int i = 0; i < (PACKED_SHARE + 3) / 4; i++) {
-        const unsigned r = i * 4 + lane / 8;
-        if (r < PACKED_SHARE)
-            shared_store(
-                tile + (PANELS - 1) * ROWS_PANEL + (row + r) * ROW_BYTES +
-                    (lane % 8 ^ (row + r) % 8) * 16,
-                shared_load(raw + r * MLA_PACKED_PITCH + MLA_PACKED_ROPE_AT + lane % 8 * 16));
+    return max(top & 0xffffu, top >> 16);
+}
+
+/* These panels in fp16, times `up`, in the order in which lanes load codes: of 16 elements lane t of four loads 4 t and
+ * following, which are pairs t and 4 + t of a product. */
+template <int N>
+DEVICE void tokens_convert_query(const mla_shared<N> &m, int n, int first, float up)
+{
+#pragma unroll 2
+    for (int piece = first * 8; piece < (first + TOKENS_PANELS(N)) * 8; piece += 2) {
+        const unsigned a = codes_query_place(m.q, N, n, piece);
+        const unsigned b = codes_query_place(m.q, N, n, piece + 1);
+        const uint4 x = shared_load(a), y = shared_load(b);
+        shared_store(a, make_uint4(bf16_pair_to_f16(x.x, up), bf16_pair_to_f16(x.z, up),
+                                   bf16_pair_to_f16(y.x, up), bf16_pair_to_f16(y.z, up)));
+        shared_store(b, make_uint4(bf16_pair_to_f16(x.y, up), bf16_pair_to_f16(x.w, up),
+                                   bf16_pair_to_f16(y.y, up), bf16_pair_to_f16(y.w, up)));
     }
 }
 
-/* The next tile, by the eight warps that add up values; `filled` tiles are there. */
-DEVICE void packed_rows_fill(const mla_shared<ROWS> &m, unsigned &filled, int warp, int lane)
+/* bf16 times a power of two. */
+DEVICE unsigned tokens_scale_pair(unsigned pair, float by)
 {
-    const int slot = filled % PACKED_WIDE;
-    barrier_wait(m.raw_full + warp * 8, filled % 2);
-    barrier_wait(m.empty + 8 * slot, filled / PACKED_WIDE % 2 ^ 1);
-    packed_widen_rows(packed_tile(m, slot), m.raw + warp * PACKED_SHARE * MLA_PACKED_PITCH,
-                      warp * PACKED_SHARE, lane);
-    release(m.raw_empty + warp * 8);
+    return pack_pair<false>(bits_f32(pair << 16) * by, bits_f32(pair & 0xffff0000u) * by);
+}
+
+/* A thread's pieces of a row's q_pe. */
+template <int N> DEVICE void tokens_scale_query(const mla_shared<N> &m, int n, int first, float by)
+{
+#pragma unroll 1
+    for (int piece = 0; piece < TOKENS_PANELS(N); piece++) {
+        const unsigned at = codes_query_place(m.q, N, n, MLA_LORA / 8 + first + piece);
+        const uint4 x = shared_load(at);
+        shared_store(at, make_uint4(tokens_scale_pair(x.x, by), tokens_scale_pair(x.y, by),
+                                    tokens_scale_pair(x.z, by), tokens_scale_pair(x.w, by)));
+    }
+}
+
+/* Queries that load_queries() left in bf16: q_nope as fp16 times 2^x, q_pe as bf16 times 2^x TOKENS_UP, so that all
+ * products with a tile are one sum, which q_scale makes a score of. `size`: of the scale of scores, positive. x is at
+ * most 104, so that sums of scores below 2^16 fit in fp32, and queries down to 2^-100 keep their bits. */
+template <int N> DEVICE void tokens_convert_queries(const mla_shared<N> &m, float size, int thread)
+{
+    const int n = thread % N, first = thread / N * TOKENS_PANELS(N);
+    unsigned *tops = (unsigned *)m.exchange, top = 0;
+    tops[thread] = tokens_query_top(m, n, first);
+    named_sync(1, GROUP_THREADS);
+#pragma unroll
+    for (int i = 0; i < TOKENS_QUERY(N); i++)
+        top = max(top, tops[n + i * N]);
+    const int x = int_min(query_exponent((int)min(top, 0x7f7fu)), 104);
+    const float up = bits_f32((u32)(127 + x) << 23);
+    tokens_convert_query(m, n, first, up);
+    tokens_scale_query(m, n, first, up * TOKENS_UP);
+    if (thread < N) {
+        m.q_scale[n] = fmaxf(size * bits_f32((u32)(127 - x) << 23) * (1 / TOKENS_UP), F32_LEAST);
+        tokens_base(m)[n] = TOKENS_UNSET;
+    }
     fence_async_shared();
-    barrier_arrive(m.full + 8 * slot);
-    filled++;
+    named_sync(1, GROUP_THREADS);
+}
+
+/* The keys [*lo, *hi) that every row of the block sees. A block without rows has one that sees none. */
+template <int N>
+DEVICE void tokens_all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                           const mla_shared<N> &m, int *lo, int *hi)
+{
+    *lo = m.lo[int_min(N, int_max(q.q_len * c.heads - first_row<N>(c, w), 1)) - 1];
+    *hi = m.hi[0];
 }
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
-/* descriptor_advance() in 32 bits: no sum carries into the upper half. With 64 bits the compiler takes seven
- * instructions for a product, four of which wait for each other. */
-DEVICE unsigned long long packed_advance(unsigned long long descriptor, unsigned bytes)
+DEVICE unsigned tokens_times(unsigned pair, unsigned by)
 {
-    unsigned low, high;
-    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
-    low += bytes >> 4;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(high));
-    return descriptor;
+    asm volatile("mul.rn.f16x2 %0, %0, %1;" : "+r"(pair) : "r"(by));
+    return pair;
 }
 
-/* Panels first ... first + count - 1 of the scores. */
-template <int first, int count>
-DEVICE void packed_rows_panels(float (&s)[ROWS_SCORES], const rows_held &held,
-                               const mla_shared<ROWS> &m, unsigned tile)
+/* A number twice, in fp16, exact if it is a power of two. */
+DEVICE unsigned tokens_twice(float x)
 {
-    const unsigned long long a = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
-    const unsigned long long b = matrix_descriptor(unknown(tile), 16, 8 * ROW_BYTES);
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(pair) : "f"(x));
+    return pair;
+}
+
+/* Codes of four products of a lane's two tokens. Words of eight rows lie in different banks. */
+struct tokens_chunk {
+    unsigned x[4][2];
+};
+
+/* `at`: the lane's first four codes of its first token. */
+DEVICE void tokens_load(tokens_chunk &k, unsigned at)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            k.x[n][r] = shared_load_word(at + n * 16 + 8 * r * MLA_PACKED_BYTES);
+}
+
+/* Their first operands; `by`: what codes of the two tokens are multiplied by. */
+template <bool times>
+DEVICE void tokens_widen(const tokens_chunk &k, unsigned (&a)[4][4], unsigned first,
+                         unsigned second)
+{
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const unsigned low = widen_low(k.x[n][r]), high = widen_high(k.x[n][r]);
+            a[n][r] = times ? tokens_times(low, r ? second : first) : low;
+            a[n][r + 2] = times ? tokens_times(high, r ? second : first) : high;
+        }
+}
+
+template <int N>
+DEVICE void tokens_multiply(float (&s)[N / 2], const unsigned (&a)[4][4], unsigned long long b,
+                            bool add)
+{
     wgmma_fence();
 #pragma unroll
-    for (int i = first * 4; i < (first + count) * 4; i++) {
-        const unsigned long long keys = packed_advance(b, i / 4 * ROWS_PANEL + i % 4 * 32);
-        if (i < ROWS_IN * 4)
-            wgmma_ss<MLA_ROWS_TILE, false, 0>(
-                s, packed_advance(a, i / 4 * (ROWS * ROW_BYTES) + i % 4 * 32), keys, i > 0);
-        else
-            wgmma_rs<MLA_ROWS_TILE, false, 0>(s, held[i - ROWS_IN * 4], keys, 1);
-    }
+    for (int n = 0; n < 4; n++)
+        wgmma_rs<N, true, 0>(s, a[n], descriptor_advance(b, n * 32), add || n > 0);
     wgmma_commit();
 }
 
-DEVICE void packed_rows_wait(float (&s)[ROWS_SCORES])
+/* The products of the position-encoded part, which begin a tile's sums. */
+template <int N>
+DEVICE void tokens_multiply_rope(float (&s)[N / 2], unsigned (&a)[4][4], unsigned q, unsigned at)
 {
+    const unsigned long long b =
+        matrix_descriptor(q + MLA_LORA / PANEL * (N * ROW_BYTES), 16, 8 * ROW_BYTES);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            a[i][k] = shared_load_word(at + i * 32 + k / 2 * 16 + k % 2 * 8 * MLA_PACKED_BYTES);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        wgmma_rs<N, false, 0>(s, a[i], descriptor_advance(b, i * 32), i > 0);
+    wgmma_commit();
+}
+
+/* The scale of a part of the token whose row begins at `row`. */
+DEVICE float tokens_scale(unsigned row, int part)
+{
+    return bits_f32(shared_load_word(row + MLA_LORA + part * 4));
+}
+
+/* Scores where all scales are powers of two: one chain. `k` has the first codes, products of q_pe are under way with
+ * a[0]. The tile is given back once all is loaded. */
+template <int N>
+DEVICE void tokens_scores_plain(float (&s)[N / 2], unsigned (&a)[2][4][4], tokens_chunk &k,
+                                unsigned q, unsigned row, unsigned at, unsigned empty)
+{
+    constexpr int chunks = MLA_LORA / PANEL;
+    unsigned first = 0, second = 0;
+    tokens_multiply_rope<N>(s, a[0], q, at + MLA_PACKED_ROPE_AT);
+    tokens_load(k, at);
+#pragma unroll
+    for (int i = 0; i < chunks; i++) {
+        if (i % 2 == 0) {
+            first = tokens_twice(tokens_scale(row, i / 2) * TOKENS_UP);
+            second = tokens_twice(tokens_scale(row + 8 * MLA_PACKED_BYTES, i / 2) * TOKENS_UP);
+        }
+        if (i > 0)
+            wgmma_wait<1>();
+        tokens_widen<true>(k, a[(i + 1) % 2], first, second);
+        if (i + 1 < chunks)
+            tokens_load(k, at + (i + 1) * PANEL);
+        else
+            release(empty);
+        tokens_multiply<N>(s, a[(i + 1) % 2],
+                           matrix_descriptor(q + i * (N * ROW_BYTES), 16, 8 * ROW_BYTES), true);
+    }
     wgmma_wait<0>();
     wgmma_arrived(s);
 }
 
-/* Numbers of a lane's tokens. */
-struct packed_lane {
-    float2 x[MLA_ROWS_TILE / 8];
+/* The same with any scales: parts one after another. */
+template <int N>
+DEVICE void tokens_scores_any(float (&s)[N / 2], unsigned (&a)[4][4], tokens_chunk &k, unsigned q,
+                              unsigned row, unsigned at, unsigned empty)
+{
+    tokens_multiply_rope<N>(s, a, q, at + MLA_PACKED_ROPE_AT);
+    tokens_load(k, at);
+    wgmma_wait<0>();
+    wgmma_arrived(s);
+#pragma unroll 1
+    for (int part = 0; part < PACKED_PARTS; part++) {
+        float sums[N / 2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            tokens_widen<false>(k, a, 0, 0);
+            at += PANEL;
+            if (half == 0 || part + 1 < PACKED_PARTS)
+                tokens_load(k, at);
+            tokens_multiply<N>(sums, a, matrix_descriptor(q, 16, 8 * ROW_BYTES), half > 0);
+            q += N * ROW_BYTES;
+            wgmma_wait<0>();
+        }
+        wgmma_arrived(sums);
+        const float first = tokens_scale(row, part) * TOKENS_UP;
+        const float second = tokens_scale(row + 8 * MLA_PACKED_BYTES, part) * TOKENS_UP;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++)
+            s[i] = fmaf(sums[i], i % 4 < 2 ? first : second, s[i]);
+    }
+    release(empty);
+}
+
+/* What a lane knows of a tile's scales: those of its two tokens, of part lane % 4, in fp16; of all of them whether
+ * values are fp16. */
+struct tokens_scales {
+    unsigned pair;
+    bool f16;
 };
 
-/* `numbers`: those of a part, of this lane's first token. */
-DEVICE packed_lane packed_load_numbers(const float *numbers)
+DEVICE bool tokens_fits(unsigned scale)
 {
-    packed_lane f;
+    return scale == 0 || scale - TOKENS_LEAST < TOKENS_END - TOKENS_LEAST;
+}
+
+/* A tile's sums: scores before q_scale. */
+template <int N>
+DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile,
+                                   unsigned empty, int warp, int lane)
+{
+    const unsigned row = tile + (warp * 16 + lane / 4) * MLA_PACKED_BYTES;
+    const unsigned at = row + lane % 4 * 4, q = unknown(m.q);
+    const unsigned first = shared_load_word(at + MLA_LORA);
+    const unsigned second = shared_load_word(at + MLA_LORA + 8 * MLA_PACKED_BYTES);
+    unsigned a[2][4][4];
+    tokens_chunk k;
+    tokens_scales scales;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(scales.pair)
+        : "f"(bits_f32(second) * TOKENS_UP), "f"(bits_f32(first) * TOKENS_UP));
+    const bool fits = tokens_fits(first) && tokens_fits(second);
+    const bool plain = !tokens_any(!fits || ((first | second) & 0x7fffffu));
+    scales.f16 = true;
+    if (plain) {
+        tokens_scores_plain<N>(s, a, k, q, row, at, empty);
+    } else {
+        scales.f16 = !tokens_any(!fits);
+        tokens_scores_any<N>(s, a[1], k, q, row, at, empty);
+    }
+    return scales;
+}
+
+/* ---- Warpgroup 1: probabilities -------------------------------------------------------------- */
+
+/* A lane's numbers of its columns. */
+template <int N> struct tokens_columns {
+    float2 x[N / 8];
+};
+
+template <int N> DEVICE tokens_columns<N> tokens_load_columns(const float *numbers, int lane)
+{
+    tokens_columns<N> f;
 #pragma unroll
-    for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
-        f.x[i] = *(const float2 *)(numbers + i * 8);
+    for (int i = 0; i < N / 8; i++)
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(f.x[i].x), "=f"(f.x[i].y)
+                     : "r"(shared_address(numbers) + (i * 8 + lane % 4 * 2) * 4)
+                     : "memory");
     return f;
 }
 
-/* The numbers are loaded before the products are done. */
-DEVICE void packed_rows_times(float (&s)[ROWS_SCORES], const float *numbers)
+/* A warp's numbers of all columns, by the lanes that have the same ones. */
+template <int N>
+DEVICE void tokens_exchange(const mla_shared<N> &m, const float (&x)[N / 4], int warp, int lane)
 {
-    const packed_lane f = packed_load_numbers(numbers);
-    packed_rows_wait(s);
+    if (lane < 4)
 #pragma unroll
-    for (int i = 0; i < MLA_ROWS_TILE / 8; i++)
-        scale_columns(s + 4 * i, f.x[i]);
+        for (int i = 0; i < N / 8; i++)
+            *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
+                make_float2(x[2 * i], x[2 * i + 1]);
+    named_sync(1, GROUP_THREADS);
 }
 
-template <int first, int count>
-DEVICE void packed_rows_part(float (&s)[ROWS_SCORES], const rows_held &held,
-                             const mla_shared<ROWS> &m, unsigned tile, const float *numbers)
+/* Each thread of warpgroup 1 keeps its columns' sums of probabilities in shared memory, since it has no registers for
+ * them while it multiplies: sums += or *= what f(i) gives for columns 4 i to 4 i + 3. */
+template <int N, class update> DEVICE void tokens_update(const mla_shared<N> &m, const update &f)
 {
-    packed_rows_panels<first, count>(s, held, m, tile);
-    packed_rows_times(s, numbers);
-}
-
-/* Are the tile's scales powers of two? Its first products do not wait for that. */
-DEVICE bool packed_rows_scores(float (&s)[ROWS_SCORES], const rows_held &held,
-                               const mla_shared<ROWS> &m, int slot, int lane)
-{
-    const unsigned tile = packed_tile(m, slot);
-    const float *by = packed_numbers(m, slot) + PACKED_PARTS * MLA_ROWS_TILE + lane % 4 * 2;
-    packed_rows_panels<0, 2>(s, held, m, tile);
-    const bool plain = packed_plain(m, slot);
-    if (plain) {
-        packed_rows_panels<2, PANELS - 2>(s, held, m, tile);
-        packed_rows_wait(s);
-        return true;
-    }
-    packed_rows_times(s, by);
-    packed_rows_part<2, 2>(s, held, m, tile, by + MLA_ROWS_TILE);
-    packed_rows_part<4, 2>(s, held, m, tile, by + 2 * MLA_ROWS_TILE);
-    packed_rows_part<6, 2>(s, held, m, tile, by + 3 * MLA_ROWS_TILE);
-    packed_rows_panels<8, 1>(s, held, m, tile);
-    packed_rows_wait(s);
-    return false;
-}
-
-/* Probabilities times m of a part. */
-DEVICE void packed_rows_store_times(unsigned p, const float (&s)[ROWS_SCORES], const packed_lane &m,
-                                    int warp, int lane)
-{
-    const int row = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
+    const unsigned at = m.sums + ((unsigned)thread_here() - GROUP_THREADS) * 16;
 #pragma unroll
-    for (int i = 0; i < MLA_ROWS_TILE / 8; i += 2) {
-        const float2 f = m.x[i], g = m.x[i + 1];
-        store_matrices(p + swizzled(row, i + lane / 16),
-                       pack_pair<false>(s[4 * i] * f.x, s[4 * i + 1] * f.y),
-                       pack_pair<false>(s[4 * i + 2] * f.x, s[4 * i + 3] * f.y),
-                       pack_pair<false>(s[4 * i + 4] * g.x, s[4 * i + 5] * g.y),
-                       pack_pair<false>(s[4 * i + 6] * g.x, s[4 * i + 7] * g.y));
+    for (int i = 0; i < N / 4 / 4; i++) {
+        const uint4 x = shared_load(at + i * (GROUP_THREADS * 16));
+        float sum[4] = {bits_f32(x.x), bits_f32(x.y), bits_f32(x.z), bits_f32(x.w)};
+        f(i, sum);
+        shared_store(at + i * (GROUP_THREADS * 16), make_uint4(f32_bits(sum[0]), f32_bits(sum[1]),
+                                                               f32_bits(sum[2]), f32_bits(sum[3])));
     }
 }
 
-DEVICE void packed_rows_store(const float (&s)[ROWS_SCORES], const float (&factor)[2],
-                              const mla_shared<ROWS> &m, int slot, bool plain, int warp, int lane)
+/* What exponentials are relative to becomes the maximum where that exceeds it; `to.factor`, which has to be free: what
+ * sums are multiplied by then. */
+template <int N>
+DEVICE void tokens_raise(const float (&s)[N / 2], const mla_shared<N> &m, const mla_shared<N> &to,
+                         float turn, int warp, int lane)
 {
-    if (plain) {
-        rows_store<false>(s, factor, m, warp, lane);
-        return;
-    }
-    const float *numbers = packed_numbers(m, slot) + lane % 4 * 2;
-    packed_lane now = packed_load_numbers(numbers);
+    const int n = warp * 32 + lane;
+    float top[N / 4];
 #pragma unroll
-    for (int part = 0; part < PACKED_PARTS; part++) {
-        const packed_lane next = part + 1 < PACKED_PARTS
-                                     ? packed_load_numbers(numbers + (part + 1) * MLA_ROWS_TILE)
-                                     : now;
-        packed_rows_store_times(m.p + part * MLA_ROWS_SHARED_P, s, now, warp, lane);
-        now = next;
+    for (int i = 0; i < N / 8; i++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            top[2 * i + e] = eight_max(fmaxf(s[4 * i + e], s[4 * i + 2 + e]));
+    tokens_exchange(m, top, warp, lane);
+    if (n < N) {
+        const float before = tokens_base(m)[n];
+        float most = m.exchange[n];
+#pragma unroll
+        for (int other = 1; other < 4; other++)
+            most = fmaxf(most, m.exchange[other * N + n]);
+        const bool over =
+            fmaf(most, m.q_scale[n], -before) > ROWS_SLACK; /* as in tokens_softmax() */
+        const float after = over ? most * m.q_scale[n] : before;
+        tokens_base(m)[n] = after;
+        to.factor[n] = turn * (after == before ? 1.0f : softmax_exp2(before - after));
     }
-    if (lane % 4 == 0) {
-        m.factor[row_of(warp, lane, 0)] = factor[0];
-        m.factor[row_of(warp, lane, 1)] = factor[1];
-    }
+    named_sync(1, GROUP_THREADS);
+    const tokens_columns<N> factor = tokens_load_columns<N>(to.factor, lane);
+    tokens_update(m, [&](int i, float(&sum)[4]) {
+        const float2 a = factor.x[2 * i], b = factor.x[2 * i + 1];
+        sum[0] *= a.x;
+        sum[1] *= a.y;
+        sum[2] *= b.x;
+        sum[3] *= b.y;
+    });
 }
 
-DEVICE void packed_rows_score(const mla_call &c, const mla_shared<ROWS> &m)
+/* Probabilities times 2^`up`; sums so far are multiplied by `turn`, too. Returns whether those of values are to be
+ * multiplied by what is in `to.factor` then, once `to` is free. */
+template <int N>
+DEVICE bool tokens_softmax(float (&s)[N / 2], const mla_shared<N> &m, const mla_shared<N> &to,
+                           unsigned phase, float up, float turn, int warp, int lane)
+{
+    const tokens_columns<N> by = tokens_load_columns<N>(m.q_scale, lane);
+    tokens_columns<N> base = tokens_load_columns<N>(tokens_base(m), lane);
+    float most = SOFTMAX_EMPTY;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        most = fmaxf(most, fmaf(fmaxf(s[4 * i], s[4 * i + 2]), by.x[i].x, -base.x[i].x));
+        most = fmaxf(most, fmaf(fmaxf(s[4 * i + 1], s[4 * i + 3]), by.x[i].y, -base.x[i].y));
+    }
+    const bool raised = tokens_any(most > ROWS_SLACK) | (turn != 1.0f);
+    if (raised) {
+        barrier_wait(to.p_empty, phase);
+        tokens_raise(s, m, to, turn, warp, lane);
+        base = tokens_load_columns<N>(tokens_base(m), lane);
+    }
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+        const float first = up - base.x[i].x, second = up - base.x[i].y;
+        s[4 * i] = softmax_exp2(fmaf(s[4 * i], by.x[i].x, first));
+        s[4 * i + 1] = softmax_exp2(fmaf(s[4 * i + 1], by.x[i].y, second));
+        s[4 * i + 2] = softmax_exp2(fmaf(s[4 * i + 2], by.x[i].x, first));
+        s[4 * i + 3] = softmax_exp2(fmaf(s[4 * i + 3], by.x[i].y, second));
+    }
+    tokens_update(m, [&](int i, float(&sum)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            sum[k] += s[8 * i + k / 2 * 4 + k % 2] + s[8 * i + k / 2 * 4 + k % 2 + 2];
+    });
+    return raised;
+}
+
+/* A tile's probabilities and scales. */
+template <int N>
+DEVICE void tokens_store(const float (&s)[N / 2], const tokens_scales &scales, bool raised,
+                         const mla_shared<N> &m, const mla_shared<N> &to, int slot, int warp,
+                         int lane)
+{
+    const unsigned table =
+        tokens_table(m, slot) + lane % 4 * TOKENS_TABLE + (warp * 16 + lane / 4) * 2;
+    if (scales.f16) {
+        store_turned<N, true>(to.p, s, warp, lane);
+        asm volatile("{\n.reg .b16 low, high;\n"
+                     "mov.b32 {low, high}, %1;\n"
+                     "st.shared.b16 [%0], low;\n"
+                     "st.shared.b16 [%0 + 16], high;\n}" ::"r"(table),
+                     "r"(scales.pair)
+                     : "memory");
+    } else {
+        store_turned<N, false>(to.p, s, warp, lane);
+    }
+    if (warp == 0 && lane == 0)
+        shared_store_word(m.odd + slot * 4,
+                          (scales.f16 ? TOKENS_F16 : 0) | (raised ? TOKENS_RAISED : 0));
+}
+
+/* Column `n` in the end: what sums of values are to be multiplied by. Its LSE is written. */
+template <int N>
+DEVICE float tokens_finish_column(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                                  const mla_shared<N> &m, bool wide, int n)
+{
+    const int row = first_row<N>(c, w) + n, valid = row < q.q_len * c.heads;
+    const int at = valid ? row : 0;
+    float sum = 0, shrink = 1;
+#pragma unroll
+    for (int warp = 0; warp < 4; warp++)
+        sum += m.exchange[warp * N + n];
+    softmax_row mine = {tokens_base(m)[n],
+                        sum * (wide ? 1 / (TOKENS_TURN * ROWS_P_SCALE) : 1 / ROWS_P_SCALE)};
+    if (walk_whole(w) && c.operands.sinks)
+        softmax_take(&mine, c.operands.sinks[row_find(c, q, at).head] * SOFTMAX_LOG2E, &shrink);
+    if (!walk_whole(w))
+        c.part_lse[part_place(c, w) * N + n] = softmax_lse(&mine);
+    else if (c.operands.lse && valid)
+        *row_lse(c, q, at) = softmax_lse(&mine);
+    return softmax_end(&mine) * shrink * (wide ? 1.0f : 1 / (ROWS_P_SCALE * TOKENS_UP));
+}
+
+template <int N>
+DEVICE void tokens_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
+                          const mla_shared<N> &m, const mla_shared<N> &to, bool wide, int warp,
+                          int lane)
+{
+    const int thread = warp * 32 + lane;
+    float sum[N / 4];
+    named_sync(1, GROUP_THREADS); /* all have read what was exchanged */
+    tokens_update(m, [&](int i, float(&x)[4]) {
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            sum[4 * i + k] = eight_sum(x[k]);
+            x[k] = 0;
+        }
+    });
+    tokens_exchange(m, sum, warp, lane);
+    if (thread < N)
+        to.factor[thread] = tokens_finish_column(c, w, q, m, wide, thread);
+}
+
+template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N> &m)
 {
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
-    const mask_rule rule = plan_rule(&c);
-    const float scale = c.sm_scale * SOFTMAX_LOG2E, sign = scale > 0   ? 1.0f
-                                                           : scale < 0 ? -1.0f
-                                                                       : scale;
-    ring<PACKED_WIDE> at;
-    unsigned p_phase = 1;
-    rows_held held;
+    const float scale = c.sm_scale * SOFTMAX_LOG2E, size = scale != 0 ? fabsf(scale) : 1.0f;
+    const float sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
+    ring<MLA_PACKED_STAGES(N)> at;
+    ring<2> part;
+    tokens_update(m, [](int, float(&sum)[4]) { sum[0] = sum[1] = sum[2] = sum[3] = 0; });
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
         index_sequence q;
-        float s[ROWS_SCORES], scales[2];
         int lo, least_hi;
-        mla_rows rows = {{SOFTMAX_EMPTY, SOFTMAX_EMPTY}, {0, 0}};
-        scales[0] = scales[1] = scale != 0 ? fabsf(scale) : 1.0f;
+        bool wide = false; /* values and probabilities are bf16 from here on */
         walk_sequence(c, w, &q);
-        if (thread < ROWS) {
-            int from, to;
-            row_seen<ROWS>(c, w, q, rule, thread, &from, &to);
-            shared_store_pair(rows_seen_place(m, thread), from, to);
-        }
-        rows_take_queries<false, true>(c, w, q, m, held, scales, warp, lane);
-        seen_by_all<ROWS>(c, w, q, rule, &lo, &least_hi);
-        int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
+        load_queries<N>(c, w, q, m, thread);
+        tokens_convert_queries(m, size, thread);
+        tokens_all_see(c, w, q, m, &lo, &least_hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE;
+#pragma unroll 1
         for (int t = w.t1 - w.t0; t > 0; t--) {
-            float factor[2];
+            float s[N / 2];
             barrier_wait(m.full + 8 * at.slot, at.phase);
-            const bool plain = packed_rows_scores(s, held, m, at.slot, lane);
+            tokens_scales scales = tokens_scores(s, m, m.tiles + at.slot * MLA_PACKED_TILE,
+                                                 m.empty + 8 * at.slot, warp, lane);
+            at.advance();
             if (sign != 1.0f)
 #pragma unroll
-                for (int i = 0; i < ROWS_SCORES; i++)
+                for (int i = 0; i < N / 2; i++)
                     s[i] *= sign;
-            if (j < lo || j + MLA_ROWS_TILE > least_hi)
-                rows_hide(s, m, j + lane % 4 * 2, warp, lane);
-            rows_softmax(s, rows, factor, scales, 0.0f);
-            barrier_wait(m.p_empty, p_phase);
-            p_phase ^= 1;
-            packed_rows_store(s, factor, m, at.slot, plain, warp, lane);
+            if (j < lo || j + MLA_TILE > least_hi)
+                hide<N>(s, m, j + warp * 16 + lane / 4, lane);
+            const mla_shared<N> to = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
+            const float turn = wide || scales.f16 ? 1.0f : TOKENS_TURN;
+            wide = wide || !scales.f16;
+            scales.f16 = !wide;
+            const bool raised = tokens_softmax(
+                s, m, to, part.phase ^ 1, wide ? TOKENS_WIDE_LOG2 : ROWS_P_LOG2, turn, warp, lane);
+            barrier_wait(to.p_empty, part.phase ^ 1);
+            tokens_store(s, scales, raised, m, to, part.slot, warp, lane);
             fence_async_shared();
-            barrier_arrive(m.p_full);
-            release(m.empty + 8 * at.slot);
-            j += MLA_ROWS_TILE;
-            at.advance();
+            barrier_arrive(to.p_full);
+            part.advance();
+            j += MLA_TILE;
         }
         walk_again(c, w);
         walk_sequence(c, w, &q);
-        barrier_wait(m.p_empty, p_phase);
-        p_phase ^= 1;
-        rows_finish(c, w, q, rows, m, 1.0f, 1.0f, warp, lane);
-        barrier_arrive(m.p_full);
-        named_sync(1, GROUP_THREADS); /* all have used the queries */
+        const mla_shared<N> to = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
+        barrier_wait(to.p_empty, part.phase ^ 1);
+        tokens_finish(c, w, q, m, to, wide, warp, lane);
+        barrier_arrive(to.p_full);
+        part.advance();
+        named_sync(1, GROUP_THREADS); /* all have used the queries, and what finished columns */
     }
 }
 
 /* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
 
-/* `p`: the probabilities for the first of two parts, `next`: how far away those for the other one are. */
-DEVICE void packed_rows_add(float (&o)[2][64], unsigned p, unsigned next, unsigned values, int add)
+/* Two products of 16 tokens, whose rows are two of a lane's dimensions each: codes times scales of tokens 2 t and
+ * 2 t + 1, and of those 8 further on. */
+DEVICE void tokens_widen_values(const packed_values &v, uint2 by, unsigned (&a)[2][4])
 {
-    wgmma_fence();
 #pragma unroll
-    for (int side = 0; side < 2; side++) {
-        const unsigned long long a = matrix_descriptor(p + side * next, 16, 8 * ROW_BYTES);
-        const unsigned long long b =
-            matrix_descriptor(values + side * 2 * ROWS_PANEL, ROWS_PANEL, 8 * ROW_BYTES);
-#pragma unroll
-        for (int i = 0; i < MLA_ROWS_TILE / 16; i++)
-            wgmma_ss<128, false, 1>(o[side], packed_advance(a, i * 32),
-                                    packed_advance(b, i * 16 * ROW_BYTES), i > 0 ? 1 : add);
+    for (int i = 0; i < 2; i++) {
+        const unsigned times = i ? by.y : by.x;
+        const unsigned first = __byte_perm(v.x[2 * i], v.x[2 * i + 1], 0x5140);
+        const unsigned second = __byte_perm(v.x[2 * i], v.x[2 * i + 1], 0x7362);
+        a[0][2 * i] = tokens_times(widen_low(first), times);
+        a[0][2 * i + 1] = tokens_times(widen_high(first), times);
+        a[1][2 * i] = tokens_times(widen_low(second), times);
+        a[1][2 * i + 1] = tokens_times(widen_high(second), times);
     }
-    wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_arrived(o[0]);
-    wgmma_arrived(o[1]);
 }
 
-DEVICE void packed_rows_add_up(const mla_call &c, const mla_shared<ROWS> &m)
+/* `at`: a lane's first two tokens of a part. */
+DEVICE uint2 tokens_load_scales(unsigned at)
 {
-    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS;
+    return make_uint2(shared_load_word(at), shared_load_word(at + 16));
+}
+
+/* A tile's values in fp16, parts in turn: two products at a time, the next two converted while these are under way. `v`
+ * has the first codes. */
+template <int N>
+DEVICE void tokens_add_half(mla_sums<N> &o, packed_values &v, unsigned p, unsigned tile,
+                            unsigned table, unsigned empty, int add)
+{
+    constexpr int steps = 2 * MLA_TILE / 16;
+    const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
+    unsigned a[2][2][4];
+    uint2 by = tokens_load_scales(table);
+#pragma unroll
+    for (int i = 0; i < steps; i++) {
+        const int next = i + 1;
+        if (i >= 2)
+            wgmma_wait<1>();
+        tokens_widen_values(v, by, a[i % 2]);
+        if (next < steps) {
+            v = packed_load_values(tile + next % 2 * PACKED_SCALED, next / 2 * 16);
+            by = tokens_load_scales(table + next % 2 * TOKENS_TABLE + next / 2 * 32);
+        } else {
+            release(empty);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int n = 0; n < 2; n++)
+            wgmma_rs<N, true, 0>(o[i % 2 * 2 + n], a[i % 2][n], descriptor_advance(b, i / 2 * 32),
+                                 i > 1 ? 1 : add);
+        wgmma_commit();
+    }
+    wgmma_wait<0>();
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        wgmma_arrived(o[n]);
+}
+
+/* Two codes of a pair of tokens, times their scales, in bf16. */
+DEVICE unsigned tokens_wide_pair(unsigned pair, float first, float second)
+{
+    float x, y;
+    asm("{\n.reg .f16 low, high;\n"
+        "mov.b32 {low, high}, %2;\n"
+        "cvt.f32.f16 %0, low;\n"
+        "cvt.f32.f16 %1, high;\n}"
+        : "=f"(x), "=f"(y)
+        : "r"(pair));
+    return pack_pair<false>(x * first, y * second);
+}
+
+/* The same in bf16. `row`: of a lane's first token, where its scale of the first part is. */
+template <int N>
+DEVICE void tokens_add_wide(mla_sums<N> &o, unsigned p, unsigned tile, unsigned row, unsigned empty,
+                            int add)
+{
+    const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
+#pragma unroll 1
+    for (int i = 0; i < MLA_TILE / 16; i++)
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+            const packed_values v = packed_load_values(tile + part * PACKED_SCALED, i * 16);
+            unsigned a[2][4];
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const unsigned at = row + part * 4 + (i * 16 + k * 8) * MLA_PACKED_BYTES;
+                const float first = bits_f32(shared_load_word(at)) * TOKENS_UP;
+                const float second = bits_f32(shared_load_word(at + MLA_PACKED_BYTES)) * TOKENS_UP;
+                const unsigned low = __byte_perm(v.x[2 * k], v.x[2 * k + 1], 0x5140);
+                const unsigned high = __byte_perm(v.x[2 * k], v.x[2 * k + 1], 0x7362);
+                a[0][2 * k] = tokens_wide_pair(widen_low(low), first, second);
+                a[0][2 * k + 1] = tokens_wide_pair(widen_high(low), first, second);
+                a[1][2 * k] = tokens_wide_pair(widen_low(high), first, second);
+                a[1][2 * k + 1] = tokens_wide_pair(widen_high(high), first, second);
+            }
+            wgmma_fence();
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+                wgmma_rs<N, false, 0>(o[part * 2 + n], a[n], descriptor_advance(b, i * 32),
+                                      i > 0 ? 1 : add);
+            wgmma_commit();
+            wgmma_wait<0>();
+            wgmma_arrived(o[part * 2]);
+            wgmma_arrived(o[part * 2 + 1]);
+        }
+    release(empty);
+}
+
+/* With 64 columns there are no registers for all factors. */
+template <int N> DEVICE void tokens_multiply_sums(mla_sums<N> &o, const mla_shared<N> &m, int lane)
+{
+    if constexpr (N == MLA_ROWS)
+        coded_multiply(o, m, lane);
+    else
+        multiply<N>(o, m, lane);
+}
+
+template <int N> DEVICE void tokens_add_up(const mla_call &c, const mla_shared<N> &m)
+{
+    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, lane = thread % 32;
     const int group = uniform(thread / GROUP_THREADS);
-    unsigned filled = 0, phase = 0;
-    float o[2][64];
+    const int d0 = group * 2 * PACKED_SCALED + thread / 32 % 4 * 32 + lane / 4 * 4;
+    const unsigned token = lane % 4 * 2 * MLA_PACKED_BYTES;
+    ring<MLA_PACKED_STAGES(N)> at;
+    ring<2> part;
+    mla_sums<N> o;
     clear_padding(c, thread, 2 * GROUP_THREADS);
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
-        packed_rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
+        index_sequence q;
+#pragma unroll 1
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
-            if (more > 1)
-                packed_rows_fill(m, filled, thread_here() / 32 - 8, thread_here() % 32);
-            const int slot = (int)(filled - (more > 1 ? 2 : 1)) % PACKED_WIDE;
-            barrier_wait(m.p_full, phase);
-            phase ^= 1;
-            const bool plain = packed_plain(m, slot);
-            if (add)
-                rows_multiply(o, m, thread_here() / 32 % 4, thread_here() % 32);
-            packed_rows_add(o, m.p + (plain ? 0 : group * 2 * MLA_ROWS_SHARED_P),
-                            plain ? 0 : MLA_ROWS_SHARED_P,
-                            packed_tile(m, slot) + group * 4 * ROWS_PANEL, add);
-            barrier_arrive(m.p_empty);
-            release(m.empty + 8 * slot);
+            const mla_shared<N> from = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
+            const unsigned rows = m.tiles + at.slot * MLA_PACKED_TILE + token;
+            const unsigned empty = m.empty + 8 * at.slot;
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            packed_values v = packed_load_values(rows + d0, 0);
+            barrier_wait(from.p_full, part.phase);
+            const unsigned word = shared_load_word(m.odd + part.slot * 4);
+            if (add && (word & TOKENS_RAISED))
+                tokens_multiply_sums<N>(o, from, lane);
+            if (word & TOKENS_F16)
+                tokens_add_half<N>(o, v, from.p, rows + d0,
+                                   tokens_table(m, part.slot) + group * 2 * TOKENS_TABLE +
+                                       lane % 4 * 4,
+                                   empty, add);
+            else
+                tokens_add_wide<N>(o, from.p, rows + d0, rows + MLA_LORA + group * 8, empty, add);
+            barrier_arrive(from.p_empty);
+            part.advance();
+            at.advance();
         }
-        barrier_wait(m.p_full, phase);
-        phase ^= 1;
-        rows_multiply(o, m, thread_here() / 32 % 4, thread_here() % 32);
-        barrier_arrive(m.p_empty);
-        rows_end(c, w, o, group);
+        const mla_shared<N> from = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
+        barrier_wait(from.p_full, part.phase);
+        tokens_multiply_sums<N>(o, from, lane);
+        barrier_arrive(from.p_empty);
+        part.advance();
+        walk_again(c, w);
+        walk_sequence(c, w, &q);
+        if (walk_whole(w))
+            codes_out<N, PACKED_SCALED>(c, w, q, o, d0, lane);
+        else
+            codes_part<N, PACKED_SCALED>(c, w, q, o, d0, lane);
     }
 }
 
-struct packed_rows_roles {
-    static constexpr int rows = ROWS, stages = PACKED_WIDE;
-    static constexpr int feeding = 56, scoring = 120, adding = 168;
-    static constexpr int scorers = 1, buffers = 1, turns = 0;
-    static constexpr int fillers = 3 * GROUP_THREADS, raws = 0, shares = PACKED_SHARES;
+/* ---- Kernel ---------------------------------------------------------------------------------- */
 
-    MLA_ROLES(packed_rows_find(memory), packed_rows_feed(c, m), packed_rows_score(c, m),
-              packed_rows_add_up(c, m))
+template <int N> struct tokens_roles {
+    static constexpr int rows = N, stages = MLA_PACKED_STAGES(N);
+    static constexpr int feeding = N < MLA_ROWS ? 56 : 40, scoring = 120;
+    static constexpr int adding = N < MLA_ROWS ? 128 : 176;
+    static constexpr int scorers = 1, buffers = 2, turns = 0;
+    static constexpr int fillers = GROUP_THREADS + 4, raws = 0, shares = 0;
+
+    MLA_ROLES(tokens_find<N>(memory), tokens_feed<N>(c, m), tokens_score<N>(c, m),
+              tokens_add_up<N>(c, m))
 };
 
-#define MLA_ATTEND_PACKED_ROWS(name) MLA_KERNEL(name, MLA_THREADS, packed_rows_roles)
+#define MLA_ATTEND_TOKENS(N) MLA_KERNEL(mla_attend_packed_##N, MLA_THREADS, tokens_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH */

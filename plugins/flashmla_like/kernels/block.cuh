@@ -29,8 +29,9 @@ template <int N> struct mla_shared {
     unsigned full, empty, p_full, p_empty;
     unsigned scored;              /* 64 rows alone: scores of a tile are there */
     unsigned raw_full, raw_empty; /* 64 rows over codes alone: those that are to be widened */
-    unsigned raw;                 /* 64 rows over packed latents alone: rows as they lie */
+    unsigned raw;                 /* 64 rows over packed latents alone: scales in fp16 */
     unsigned odd;                 /* packed latents alone: marks of their scales */
+    unsigned sums;                /* 64 rows over packed latents alone: of probabilities */
 };
 
 /* One of the buffers of probabilities, `bytes` each, and factors. */

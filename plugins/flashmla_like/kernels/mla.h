@@ -95,8 +95,8 @@
 #define MLA_PACKED_BYTES      656 /* of a row of the cache */
 #define MLA_PACKED_ROPE_AT    528 /* where its elements of bf16 begin */
 #define MLA_PACKED_TILE       (MLA_TILE * MLA_PACKED_BYTES)
-#define MLA_PACKED_SCORERS(n) ((n) < 32 ? 2 : 1)
-#define MLA_PACKED_STAGES(n)  ((n) < 32 ? 4 : 3)
+#define MLA_PACKED_SCORERS(n) ((n) < 16 ? 2 : 1)
+#define MLA_PACKED_STAGES(n)  ((n) < MLA_ROWS ? 4 : 3)
 #define MLA_PACKED_BUFFERS(n) 2
 #define MLA_PACKED_THREADS(n) ((3 + MLA_PACKED_SCORERS(n)) * 128)
 #define MLA_PACKED_P(n)       (MLA_PACKED_SCORERS(n) * 4 * MLA_SHARED_P(n))
@@ -104,14 +104,11 @@
     (MLA_SHARED_Q(n) + MLA_PACKED_BUFFERS(n) * MLA_PACKED_P(n) +                                   \
      MLA_PACKED_STAGES(n) * MLA_PACKED_TILE + (n)*84 + 192)
 
-/* The same of mla_attend_packed_64: a tile of rows as they lie in the cache, a pitch apart, so that rows side by side
- * lie in different banks; two tiles of bf16 that they are widened into; numbers of their tokens; probabilities
- * four times. */
-#define MLA_PACKED_PITCH   704
-#define MLA_PACKED_NUMBERS (2 * 4 * MLA_ROWS_TILE) /* floats of a tile */
-#define MLA_PACKED_ROWS_SHARED                                                                     \
-    (MLA_ROWS_SHARED_Q + 2 * MLA_ROWS_SHARED_TILE + 4 * MLA_ROWS_SHARED_P +                        \
-     MLA_ROWS_TILE * MLA_PACKED_PITCH + 2 * MLA_PACKED_NUMBERS * 4 + MLA_ROWS * 4 + 320)
+/* The same from 16 rows on, where both buffers of probabilities have a tile's scales beside them, and warpgroup 1 keeps
+ * its sums. */
+#define MLA_TOKENS_SHARED(n)                                                                       \
+    (MLA_SHARED_Q(n) + 2 * MLA_SHARED_P(n) + MLA_PACKED_STAGES(n) * MLA_PACKED_TILE +              \
+     5 * MLA_ROWS * 4 + (n)*20 + 128 * (n) + 2 * 4 * MLA_TILE * 2 + 128)
 
 /* A unit, in the order of the line. */
 typedef struct mla_unit {
