@@ -191,30 +191,28 @@ DEVICE unsigned tokens_times(unsigned pair, unsigned by)
     return pair;
 }
 
-/* A number twice, in fp16, exact if it is a power of two. */
-DEVICE unsigned tokens_twice(float x)
+/* "ldmatrix": of two blocks of 16 bytes of a warp's rows each lane's word, first rows 0 to 7 of the first one. `at`: of
+ * row lane % 16, block lane / 16. Rows lie in different banks. */
+DEVICE void tokens_load_blocks(unsigned (&x)[4], unsigned at)
 {
-    unsigned pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %1;" : "=r"(pair) : "f"(x));
-    return pair;
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(at)
+                 : "memory");
 }
 
-/* Codes of four products of a lane's two tokens. Words of eight rows lie in different banks. */
+/* Codes of four products of a lane's two tokens. */
 struct tokens_chunk {
-    unsigned x[4][2];
+    unsigned x[2][4];
 };
 
-/* `at`: the lane's first four codes of its first token. */
 DEVICE void tokens_load(tokens_chunk &k, unsigned at)
 {
-#pragma unroll
-    for (int n = 0; n < 4; n++)
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            k.x[n][r] = shared_load_word(at + n * 16 + 8 * r * MLA_PACKED_BYTES);
+    tokens_load_blocks(k.x[0], at);
+    tokens_load_blocks(k.x[1], at + 32);
 }
 
-/* Their first operands; `by`: what codes of the two tokens are multiplied by. */
+/* Their first operands; `first`, `second`: what codes of the two tokens are multiplied by. */
 template <bool times>
 DEVICE void tokens_widen(const tokens_chunk &k, unsigned (&a)[4][4], unsigned first,
                          unsigned second)
@@ -223,10 +221,21 @@ DEVICE void tokens_widen(const tokens_chunk &k, unsigned (&a)[4][4], unsigned fi
     for (int n = 0; n < 4; n++)
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            const unsigned low = widen_low(k.x[n][r]), high = widen_high(k.x[n][r]);
+            const unsigned x = k.x[n / 2][n % 2 * 2 + r];
+            const unsigned low = widen_low(x), high = widen_high(x);
             a[n][r] = times ? tokens_times(low, r ? second : first) : low;
             a[n][r + 2] = times ? tokens_times(high, r ? second : first) : high;
         }
+}
+
+/* descriptor_advance() where no sum reaches the upper word. */
+DEVICE unsigned long long tokens_advance(unsigned long long descriptor, unsigned bytes)
+{
+    unsigned low, high;
+    asm("mov.b64 {%0, %1}, %2;" : "=r"(low), "=r"(high) : "l"(descriptor));
+    low += bytes >> 4;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low), "r"(high));
+    return descriptor;
 }
 
 template <int N>
@@ -236,25 +245,24 @@ DEVICE void tokens_multiply(float (&s)[N / 2], const unsigned (&a)[4][4], unsign
     wgmma_fence();
 #pragma unroll
     for (int n = 0; n < 4; n++)
-        wgmma_rs<N, true, 0>(s, a[n], descriptor_advance(b, n * 32), add || n > 0);
+        wgmma_rs<N, true, 0>(s, a[n], tokens_advance(b, n * 32), add || n > 0);
     wgmma_commit();
 }
 
-/* The products of the position-encoded part, which begin a tile's sums. */
+/* The products of the position-encoded part, which begin a tile's sums. `b`: of the queries, `at`: as
+ * tokens_load_blocks() has it. */
 template <int N>
-DEVICE void tokens_multiply_rope(float (&s)[N / 2], unsigned (&a)[4][4], unsigned q, unsigned at)
+DEVICE void tokens_multiply_rope(float (&s)[N / 2], unsigned (&a)[4][4], unsigned long long b,
+                                 unsigned at)
 {
-    const unsigned long long b =
-        matrix_descriptor(q + MLA_LORA / PANEL * (N * ROW_BYTES), 16, 8 * ROW_BYTES);
 #pragma unroll
     for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            a[i][k] = shared_load_word(at + i * 32 + k / 2 * 16 + k % 2 * 8 * MLA_PACKED_BYTES);
+        tokens_load_blocks(a[i], at + MLA_PACKED_ROPE_AT + i * 32);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        wgmma_rs<N, false, 0>(s, a[i], descriptor_advance(b, i * 32), i > 0);
+        wgmma_rs<N, false, 0>(
+            s, a[i], tokens_advance(b, MLA_LORA / PANEL * (N * ROW_BYTES) + i * 32), i > 0);
     wgmma_commit();
 }
 
@@ -265,30 +273,24 @@ DEVICE float tokens_scale(unsigned row, int part)
 }
 
 /* Scores where all scales are powers of two: one chain. `k` has the first codes, products of q_pe are under way with
- * a[0]. The tile is given back once all is loaded. */
+ * a[0]; `by`: the scales of the lane's tokens. The tile is given back once all is loaded. */
 template <int N>
 DEVICE void tokens_scores_plain(float (&s)[N / 2], unsigned (&a)[2][4][4], tokens_chunk &k,
-                                unsigned q, unsigned row, unsigned at, unsigned empty)
+                                const unsigned (&by)[PACKED_PARTS], unsigned long long b,
+                                unsigned at, unsigned empty)
 {
     constexpr int chunks = MLA_LORA / PANEL;
-    unsigned first = 0, second = 0;
-    tokens_multiply_rope<N>(s, a[0], q, at + MLA_PACKED_ROPE_AT);
-    tokens_load(k, at);
 #pragma unroll
     for (int i = 0; i < chunks; i++) {
-        if (i % 2 == 0) {
-            first = tokens_twice(tokens_scale(row, i / 2) * TOKENS_UP);
-            second = tokens_twice(tokens_scale(row + 8 * MLA_PACKED_BYTES, i / 2) * TOKENS_UP);
-        }
         if (i > 0)
             wgmma_wait<1>();
-        tokens_widen<true>(k, a[(i + 1) % 2], first, second);
+        tokens_widen<true>(k, a[(i + 1) % 2], __byte_perm(by[i / 2], 0, 0x1010),
+                           __byte_perm(by[i / 2], 0, 0x3232));
         if (i + 1 < chunks)
             tokens_load(k, at + (i + 1) * PANEL);
         else
             release(empty);
-        tokens_multiply<N>(s, a[(i + 1) % 2],
-                           matrix_descriptor(q + i * (N * ROW_BYTES), 16, 8 * ROW_BYTES), true);
+        tokens_multiply<N>(s, a[(i + 1) % 2], tokens_advance(b, i * (N * ROW_BYTES)), true);
     }
     wgmma_wait<0>();
     wgmma_arrived(s);
@@ -296,11 +298,9 @@ DEVICE void tokens_scores_plain(float (&s)[N / 2], unsigned (&a)[2][4][4], token
 
 /* The same with any scales: parts one after another. */
 template <int N>
-DEVICE void tokens_scores_any(float (&s)[N / 2], unsigned (&a)[4][4], tokens_chunk &k, unsigned q,
-                              unsigned row, unsigned at, unsigned empty)
+DEVICE void tokens_scores_any(float (&s)[N / 2], unsigned (&a)[4][4], tokens_chunk &k,
+                              unsigned long long b, unsigned row, unsigned at, unsigned empty)
 {
-    tokens_multiply_rope<N>(s, a, q, at + MLA_PACKED_ROPE_AT);
-    tokens_load(k, at);
     wgmma_wait<0>();
     wgmma_arrived(s);
 #pragma unroll 1
@@ -312,8 +312,8 @@ DEVICE void tokens_scores_any(float (&s)[N / 2], unsigned (&a)[4][4], tokens_chu
             at += PANEL;
             if (half == 0 || part + 1 < PACKED_PARTS)
                 tokens_load(k, at);
-            tokens_multiply<N>(sums, a, matrix_descriptor(q, 16, 8 * ROW_BYTES), half > 0);
-            q += N * ROW_BYTES;
+            tokens_multiply<N>(sums, a, b, half > 0);
+            b = tokens_advance(b, N * ROW_BYTES);
             wgmma_wait<0>();
         }
         wgmma_arrived(sums);
@@ -338,29 +338,45 @@ DEVICE bool tokens_fits(unsigned scale)
     return scale == 0 || scale - TOKENS_LEAST < TOKENS_END - TOKENS_LEAST;
 }
 
-/* A tile's sums: scores before q_scale. */
+/* Two numbers in fp16, times TOKENS_UP. */
+DEVICE unsigned tokens_pair(unsigned first, unsigned second)
+{
+    unsigned pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
+        : "=r"(pair)
+        : "f"(bits_f32(second) * TOKENS_UP), "f"(bits_f32(first) * TOKENS_UP));
+    return pair;
+}
+
+/* A tile's sums: scores before q_scale. The warps agree on the scales while the first products are under way. */
 template <int N>
 DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile,
                                    unsigned empty, int warp, int lane)
 {
     const unsigned row = tile + (warp * 16 + lane / 4) * MLA_PACKED_BYTES;
-    const unsigned at = row + lane % 4 * 4, q = unknown(m.q);
-    const unsigned first = shared_load_word(at + MLA_LORA);
-    const unsigned second = shared_load_word(at + MLA_LORA + 8 * MLA_PACKED_BYTES);
+    const unsigned at = tile + (warp * 16 + lane % 16) * MLA_PACKED_BYTES + lane / 16 * 16;
+    const unsigned long long b = matrix_descriptor(unknown(m.q), 16, 8 * ROW_BYTES);
     unsigned a[2][4][4];
     tokens_chunk k;
     tokens_scales scales;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;"
-        : "=r"(scales.pair)
-        : "f"(bits_f32(second) * TOKENS_UP), "f"(bits_f32(first) * TOKENS_UP));
+    tokens_multiply_rope<N>(s, a[0], b, at);
+    const unsigned first = shared_load_word(row + lane % 4 * 4 + MLA_LORA);
+    const unsigned second =
+        shared_load_word(row + lane % 4 * 4 + MLA_LORA + 8 * MLA_PACKED_BYTES);
+    const uint4 x = shared_load(row + MLA_LORA);
+    const uint4 y = shared_load(row + MLA_LORA + 8 * MLA_PACKED_BYTES);
+    tokens_load(k, at);
     const bool fits = tokens_fits(first) && tokens_fits(second);
     const bool plain = !tokens_any(!fits || ((first | second) & 0x7fffffu));
+    scales.pair = tokens_pair(first, second);
     scales.f16 = true;
     if (plain) {
-        tokens_scores_plain<N>(s, a, k, q, row, at, empty);
+        const unsigned by[PACKED_PARTS] = {tokens_pair(x.x, y.x), tokens_pair(x.y, y.y),
+                                           tokens_pair(x.z, y.z), tokens_pair(x.w, y.w)};
+        tokens_scores_plain<N>(s, a, k, by, b, at, empty);
     } else {
         scales.f16 = !tokens_any(!fits);
-        tokens_scores_any<N>(s, a[1], k, q, row, at, empty);
+        tokens_scores_any<N>(s, a[1], k, b, row, at, empty);
     }
     return scales;
 }
@@ -776,8 +792,8 @@ template <int N> DEVICE void tokens_add_up(const mla_call &c, const mla_shared<N
 
 template <int N> struct tokens_roles {
     static constexpr int rows = N, stages = MLA_PACKED_STAGES(N);
-    static constexpr int feeding = N < MLA_ROWS ? 56 : 40, scoring = 120;
-    static constexpr int adding = N < MLA_ROWS ? 128 : 176;
+    static constexpr int feeding = 56, scoring = 120;
+    static constexpr int adding = N < MLA_ROWS ? 128 : 168;
     static constexpr int scorers = 1, buffers = 2, turns = 0;
     static constexpr int fillers = GROUP_THREADS + 4, raws = 0, shares = 0;
 
