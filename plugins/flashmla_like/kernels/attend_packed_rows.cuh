@@ -33,33 +33,33 @@
 #define TOKENS_WIDE_LOG2 -8.0f
 #define TOKENS_TURN      (1.0f / 32768)
 
-/* What a buffer's word says of its probabilities. */
-#define TOKENS_F16    1u /* they are fp16, else bf16 */
-#define TOKENS_RAISED 2u /* sums so far are to be multiplied */
+/* What a tile's word says. */
+#define TOKENS_F16    1u /* probabilities are to be fp16, else bf16 */
+#define TOKENS_TURNED 2u /* it is the first one in bf16 of its unit */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* `raw`: the scales of both buffers' tiles in fp16, `odd`: their words. */
+/* `scores`: of one tile, as the threads of warpgroup 1 have them. `raw`: the scales of two tiles in fp16, `odd`: their
+ * words. */
 template <int N> DEVICE mla_shared<N> tokens_find(unsigned char *memory)
 {
     mla_shared<N> m;
     m.q = shared_address(memory);
     m.p = m.q + MLA_SHARED_Q(N);
-    m.tiles = m.p + 2 * MLA_SHARED_P(N);
-    m.exchange = (float *)(memory + (m.tiles - m.q) + MLA_PACKED_STAGES(N) * MLA_PACKED_TILE);
+    m.tiles = m.p + MLA_SHARED_P(N);
+    m.scores = m.tiles + MLA_PACKED_STAGES(N) * MLA_PACKED_TILE;
+    m.exchange = (float *)(memory + (m.scores - m.q) + MLA_TILE * N * 4);
     m.factor = m.exchange + 5 * MLA_ROWS;
-    m.q_scale = m.factor + 2 * N;
+    m.q_scale = m.factor + N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
-    m.sums = shared_address(m.hi + N);
-    m.raw = m.sums + GROUP_THREADS * N / 4 * 4;
+    m.raw = shared_address(m.hi + N);
     m.full = m.raw + 2 * PACKED_PARTS * TOKENS_TABLE;
     m.empty = m.full + 8 * MLA_PACKED_STAGES(N);
     m.p_full = m.empty + 8 * MLA_PACKED_STAGES(N);
-    m.p_empty = m.p_full + 16;
-    m.scored = m.p_empty + 16;
-    m.odd = m.scored + 16;
-    m.raw_full = m.raw_empty = 0;
+    m.p_empty = m.p_full + 8;
+    m.odd = m.p_empty + 8;
+    m.scored = m.raw_full = m.raw_empty = 0;
     return m;
 }
 
@@ -74,16 +74,16 @@ template <int N> DEVICE unsigned tokens_table(const mla_shared<N> &m, int slot)
     return m.raw + slot * (PACKED_PARTS * TOKENS_TABLE);
 }
 
-/* "barrier{.cta}.red.or": is `x` true in any thread of warpgroup 1? */
-DEVICE bool tokens_any(bool x)
+/* "barrier{.cta}.red.or": is `x` true in any of so many threads? */
+template <int id, int threads> DEVICE bool tokens_any(bool x)
 {
     unsigned any;
     asm volatile("{\n.reg .pred p, q;\n"
                  "setp.ne.u32 p, %1, 0;\n"
-                 "barrier.cta.red.or.pred q, 2, %2, p;\n"
+                 "barrier.cta.red.or.pred q, %2, %3, p;\n"
                  "selp.u32 %0, 1, 0, q;\n}"
                  : "=r"(any)
-                 : "r"((unsigned)x), "n"(GROUP_THREADS)
+                 : "r"((unsigned)x), "n"(id), "n"(threads)
                  : "memory");
     return any != 0;
 }
@@ -361,13 +361,12 @@ DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, un
     tokens_scales scales;
     tokens_multiply_rope<N>(s, a[0], b, at);
     const unsigned first = shared_load_word(row + lane % 4 * 4 + MLA_LORA);
-    const unsigned second =
-        shared_load_word(row + lane % 4 * 4 + MLA_LORA + 8 * MLA_PACKED_BYTES);
+    const unsigned second = shared_load_word(row + lane % 4 * 4 + MLA_LORA + 8 * MLA_PACKED_BYTES);
     const uint4 x = shared_load(row + MLA_LORA);
     const uint4 y = shared_load(row + MLA_LORA + 8 * MLA_PACKED_BYTES);
     tokens_load(k, at);
     const bool fits = tokens_fits(first) && tokens_fits(second);
-    const bool plain = !tokens_any(!fits || ((first | second) & 0x7fffffu));
+    const bool plain = !tokens_any<2, GROUP_THREADS>(!fits || ((first | second) & 0x7fffffu));
     scales.pair = tokens_pair(first, second);
     scales.f16 = true;
     if (plain) {
@@ -375,24 +374,109 @@ DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, un
                                            tokens_pair(x.z, y.z), tokens_pair(x.w, y.w)};
         tokens_scores_plain<N>(s, a, k, by, b, at, empty);
     } else {
-        scales.f16 = !tokens_any(!fits);
+        scales.f16 = !tokens_any<2, GROUP_THREADS>(!fits);
         tokens_scores_any<N>(s, a[1], k, b, row, at, empty);
     }
     return scales;
 }
 
-/* ---- Warpgroup 1: probabilities -------------------------------------------------------------- */
+/* A tile's scores and scales for warpgroups 2 and 3. */
+template <int N>
+DEVICE void tokens_give(const float (&s)[N / 2], const tokens_scales &scales, unsigned word,
+                        const mla_shared<N> &m, int slot, int warp, int lane)
+{
+    const unsigned table =
+        tokens_table(m, slot) + lane % 4 * TOKENS_TABLE + (warp * 16 + lane / 4) * 2;
+    const unsigned to = m.scores + (warp * 32 + lane) * 16;
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+        shared_store(to + i * (GROUP_THREADS * 16),
+                     make_uint4(f32_bits(s[4 * i]), f32_bits(s[4 * i + 1]), f32_bits(s[4 * i + 2]),
+                                f32_bits(s[4 * i + 3])));
+    asm volatile("{\n.reg .b16 low, high;\n"
+                 "mov.b32 {low, high}, %1;\n"
+                 "st.shared.b16 [%0], low;\n"
+                 "st.shared.b16 [%0 + 16], high;\n}" ::"r"(table),
+                 "r"(scales.pair)
+                 : "memory");
+    if (warp == 0 && lane == 0)
+        shared_store_word(m.odd + slot * 4, word);
+}
+
+template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N> &m)
+{
+    const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
+    const float scale = c.sm_scale * SOFTMAX_LOG2E, size = scale != 0 ? fabsf(scale) : 1.0f;
+    const float sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
+    ring<MLA_PACKED_STAGES(N)> at;
+    unsigned phase = 1;
+    int slot = 0;
+    mla_walk w = walk_before(c);
+    while (walk_next(c, w)) {
+        index_sequence q;
+        int lo, least_hi;
+        bool wide = false; /* values and probabilities are bf16 from here on */
+        walk_sequence(c, w, &q);
+        barrier_wait(m.p_empty, phase); /* the unit before is over */
+        load_queries<N>(c, w, q, m, thread);
+        tokens_convert_queries(m, size, thread);
+        tokens_all_see(c, w, q, m, &lo, &least_hi);
+        int j = (w.u.first_tile + w.t0) * MLA_TILE;
+#pragma unroll 1
+        for (int t = w.t1 - w.t0; t > 0; t--) {
+            float s[N / 2];
+            barrier_wait(m.full + 8 * at.slot, at.phase);
+            const tokens_scales scales = tokens_scores(s, m, m.tiles + at.slot * MLA_PACKED_TILE,
+                                                       m.empty + 8 * at.slot, warp, lane);
+            at.advance();
+            if (sign != 1.0f)
+#pragma unroll
+                for (int i = 0; i < N / 2; i++)
+                    s[i] *= sign;
+            if (j < lo || j + MLA_TILE > least_hi)
+                hide<N>(s, m, j + warp * 16 + lane / 4, lane);
+            const unsigned turned = wide || scales.f16 ? 0 : TOKENS_TURNED;
+            wide = wide || !scales.f16;
+            barrier_wait(m.p_empty, phase);
+            phase ^= 1;
+            tokens_give(s, scales, (wide ? 0 : TOKENS_F16) | turned, m, slot, warp, lane);
+            slot ^= 1;
+            barrier_arrive(m.p_full);
+            j += MLA_TILE;
+        }
+        barrier_wait(m.p_empty, phase);
+        phase ^= 1;
+        named_sync(1, GROUP_THREADS); /* all have used the queries */
+    }
+}
+
+/* ---- Warpgroups 2 and 3: probabilities ------------------------------------------------------- */
+
+/* Each of the two has so many queries, of all of a tile's tokens. */
+#define TOKENS_HALF(N) ((N) / 2)
+
+/* Which of warpgroups 2 and 3 a thread is in, its warp and lane there, looked up where they are used: kept, they would
+ * take registers from the sums. */
+struct tokens_place {
+    int group, warp, lane;
+};
+
+DEVICE tokens_place tokens_here(void)
+{
+    const int thread = thread_here() - 2 * GROUP_THREADS;
+    return tokens_place{thread / GROUP_THREADS, thread / 32 % 4, thread % 32};
+}
 
 /* A lane's numbers of its columns. */
 template <int N> struct tokens_columns {
-    float2 x[N / 8];
+    float2 x[N / 16];
 };
 
 template <int N> DEVICE tokens_columns<N> tokens_load_columns(const float *numbers, int lane)
 {
     tokens_columns<N> f;
 #pragma unroll
-    for (int i = 0; i < N / 8; i++)
+    for (int i = 0; i < N / 16; i++)
         asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                      : "=f"(f.x[i].x), "=f"(f.x[i].y)
                      : "r"(shared_address(numbers) + (i * 8 + lane % 4 * 2) * 4)
@@ -400,47 +484,79 @@ template <int N> DEVICE tokens_columns<N> tokens_load_columns(const float *numbe
     return f;
 }
 
-/* A warp's numbers of all columns, by the lanes that have the same ones. */
-template <int N>
-DEVICE void tokens_exchange(const mla_shared<N> &m, const float (&x)[N / 4], int warp, int lane)
+DEVICE void tokens_sync(void)
 {
-    if (lane < 4)
-#pragma unroll
-        for (int i = 0; i < N / 8; i++)
-            *(float2 *)(m.exchange + warp * N + i * 8 + lane * 2) =
-                make_float2(x[2 * i], x[2 * i + 1]);
-    named_sync(1, GROUP_THREADS);
+    named_sync(4, 2 * GROUP_THREADS);
 }
 
-/* Each thread of warpgroup 1 keeps its columns' sums of probabilities in shared memory, since it has no registers for
- * them while it multiplies: sums += or *= what f(i) gives for columns 4 i to 4 i + 3. */
-template <int N, class update> DEVICE void tokens_update(const mla_shared<N> &m, const update &f)
+/* The scores that warpgroup 1 left for a thread. */
+template <int N>
+DEVICE void tokens_take(float (&s)[N / 4], const mla_shared<N> &m, const tokens_place &me)
 {
-    const unsigned at = m.sums + ((unsigned)thread_here() - GROUP_THREADS) * 16;
+    const unsigned from =
+        m.scores + (me.group * (N / 16) * GROUP_THREADS + me.warp * 32 + me.lane) * 16;
 #pragma unroll
-    for (int i = 0; i < N / 4 / 4; i++) {
-        const uint4 x = shared_load(at + i * (GROUP_THREADS * 16));
-        float sum[4] = {bits_f32(x.x), bits_f32(x.y), bits_f32(x.z), bits_f32(x.w)};
-        f(i, sum);
-        shared_store(at + i * (GROUP_THREADS * 16), make_uint4(f32_bits(sum[0]), f32_bits(sum[1]),
-                                                               f32_bits(sum[2]), f32_bits(sum[3])));
+    for (int i = 0; i < N / 16; i++) {
+        const uint4 x = shared_load(from + i * (GROUP_THREADS * 16));
+        s[4 * i] = bits_f32(x.x);
+        s[4 * i + 1] = bits_f32(x.y);
+        s[4 * i + 2] = bits_f32(x.z);
+        s[4 * i + 3] = bits_f32(x.w);
     }
 }
 
-/* What exponentials are relative to becomes the maximum where that exceeds it; `to.factor`, which has to be free: what
- * sums are multiplied by then. */
-template <int N>
-DEVICE void tokens_raise(const float (&s)[N / 2], const mla_shared<N> &m, const mla_shared<N> &to,
-                         float turn, int warp, int lane)
+/* The column of warpgroup's whose sum a lane has. */
+template <int N> DEVICE int tokens_column(int lane)
 {
-    const int n = warp * 32 + lane;
-    float top[N / 4];
+    const int i = N == 64   ? (lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2)
+                  : N == 32 ? (lane / 16 * 2 + lane / 8 % 2)
+                            : lane / 16;
+    return i / 2 * 8 + lane % 4 * 2 + i % 2;
+}
+
+/* The sum of a warp's x of a column, by the lane that has it: halves change hands until each has one. */
+template <int N> DEVICE float tokens_sum(const float (&x)[N / 8], int lane)
+{
+    float y[N / 8];
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
+        y[i] = x[i];
+#pragma unroll
+    for (int bit = 16, left = N / 8; bit >= 4; bit /= 2) {
+        if (left == 1) {
+            y[0] += __shfl_xor_sync(~0u, y[0], bit);
+            continue;
+        }
+        left /= 2;
+#pragma unroll
+        for (int i = 0; i < left; i++) {
+            const float give = lane & bit ? y[i] : y[left + i];
+            const float keep = lane & bit ? y[left + i] : y[i];
+            y[i] = keep + __shfl_xor_sync(~0u, give, bit);
+        }
+    }
+    return y[0];
+}
+
+/* What exponentials are relative to becomes the maximum where that exceeds it; m.factor: what sums are multiplied by
+ * then. */
+template <int N>
+DEVICE void tokens_raise(const float (&s)[N / 4], const mla_shared<N> &m, float turn,
+                         const tokens_place &me)
+{
+    const int n = (me.group * 4 + me.warp) * 32 + me.lane;
+    float top[N / 8];
+#pragma unroll
+    for (int i = 0; i < N / 16; i++)
 #pragma unroll
         for (int e = 0; e < 2; e++)
             top[2 * i + e] = eight_max(fmaxf(s[4 * i + e], s[4 * i + 2 + e]));
-    tokens_exchange(m, top, warp, lane);
+    if (me.lane < 4)
+#pragma unroll
+        for (int i = 0; i < N / 16; i++)
+            *(float2 *)(m.exchange + me.warp * N + me.group * TOKENS_HALF(N) + i * 8 +
+                        me.lane * 2) = make_float2(top[2 * i], top[2 * i + 1]);
+    tokens_sync();
     if (n < N) {
         const float before = tokens_base(m)[n];
         float most = m.exchange[n];
@@ -451,77 +567,55 @@ DEVICE void tokens_raise(const float (&s)[N / 2], const mla_shared<N> &m, const 
             fmaf(most, m.q_scale[n], -before) > ROWS_SLACK; /* as in tokens_softmax() */
         const float after = over ? most * m.q_scale[n] : before;
         tokens_base(m)[n] = after;
-        to.factor[n] = turn * (after == before ? 1.0f : softmax_exp2(before - after));
+        m.factor[n] = turn * (after == before ? 1.0f : softmax_exp2(before - after));
     }
-    named_sync(1, GROUP_THREADS);
-    const tokens_columns<N> factor = tokens_load_columns<N>(to.factor, lane);
-    tokens_update(m, [&](int i, float(&sum)[4]) {
-        const float2 a = factor.x[2 * i], b = factor.x[2 * i + 1];
-        sum[0] *= a.x;
-        sum[1] *= a.y;
-        sum[2] *= b.x;
-        sum[3] *= b.y;
-    });
+    tokens_sync();
 }
 
-/* Probabilities times 2^`up`; sums so far are multiplied by `turn`, too. Returns whether those of values are to be
- * multiplied by what is in `to.factor` then, once `to` is free. */
+/* Scores of a tile become probabilities times 2^`up`, in m.p. Returns whether sums so far are to be multiplied by what
+ * is in m.factor; `sum`, of the lane's column, is. */
 template <int N>
-DEVICE bool tokens_softmax(float (&s)[N / 2], const mla_shared<N> &m, const mla_shared<N> &to,
-                           unsigned phase, float up, float turn, int warp, int lane)
+DEVICE bool tokens_softmax(const mla_shared<N> &m, float &sum, unsigned word,
+                           const tokens_place &me)
 {
-    const tokens_columns<N> by = tokens_load_columns<N>(m.q_scale, lane);
-    tokens_columns<N> base = tokens_load_columns<N>(tokens_base(m), lane);
+    const int half = me.group * TOKENS_HALF(N);
+    const float up = word & TOKENS_F16 ? ROWS_P_LOG2 : TOKENS_WIDE_LOG2;
+    float s[N / 4], x[N / 8];
+    tokens_take<N>(s, m, me);
+    const tokens_columns<N> by = tokens_load_columns<N>(m.q_scale + half, me.lane);
+    tokens_columns<N> base = tokens_load_columns<N>(tokens_base(m) + half, me.lane);
     float most = SOFTMAX_EMPTY;
 #pragma unroll
-    for (int i = 0; i < N / 8; i++) {
+    for (int i = 0; i < N / 16; i++) {
         most = fmaxf(most, fmaf(fmaxf(s[4 * i], s[4 * i + 2]), by.x[i].x, -base.x[i].x));
         most = fmaxf(most, fmaf(fmaxf(s[4 * i + 1], s[4 * i + 3]), by.x[i].y, -base.x[i].y));
     }
-    const bool raised = tokens_any(most > ROWS_SLACK) | (turn != 1.0f);
+    barrier_arrive(m.p_empty);
+    const bool raised =
+        tokens_any<3, 2 * GROUP_THREADS>(most > ROWS_SLACK || (word & TOKENS_TURNED));
     if (raised) {
-        barrier_wait(to.p_empty, phase);
-        tokens_raise(s, m, to, turn, warp, lane);
-        base = tokens_load_columns<N>(tokens_base(m), lane);
+        tokens_raise<N>(s, m, word & TOKENS_TURNED ? TOKENS_TURN : 1.0f, me);
+        base = tokens_load_columns<N>(tokens_base(m) + half, me.lane);
+        sum *= m.factor[half + tokens_column<N>(me.lane)];
     }
 #pragma unroll
-    for (int i = 0; i < N / 8; i++) {
+    for (int i = 0; i < N / 16; i++) {
         const float first = up - base.x[i].x, second = up - base.x[i].y;
         s[4 * i] = softmax_exp2(fmaf(s[4 * i], by.x[i].x, first));
         s[4 * i + 1] = softmax_exp2(fmaf(s[4 * i + 1], by.x[i].y, second));
         s[4 * i + 2] = softmax_exp2(fmaf(s[4 * i + 2], by.x[i].x, first));
         s[4 * i + 3] = softmax_exp2(fmaf(s[4 * i + 3], by.x[i].y, second));
+        x[2 * i] = s[4 * i] + s[4 * i + 2];
+        x[2 * i + 1] = s[4 * i + 1] + s[4 * i + 3];
     }
-    tokens_update(m, [&](int i, float(&sum)[4]) {
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            sum[k] += s[8 * i + k / 2 * 4 + k % 2] + s[8 * i + k / 2 * 4 + k % 2 + 2];
-    });
+    if (word & TOKENS_F16)
+        store_turned<N / 2, true>(m.p + half * ROW_BYTES, s, me.warp, me.lane);
+    else
+        store_turned<N / 2, false>(m.p + half * ROW_BYTES, s, me.warp, me.lane);
+    fence_async_shared();
+    sum += tokens_sum<N>(x, me.lane);
+    tokens_sync();
     return raised;
-}
-
-/* A tile's probabilities and scales. */
-template <int N>
-DEVICE void tokens_store(const float (&s)[N / 2], const tokens_scales &scales, bool raised,
-                         const mla_shared<N> &m, const mla_shared<N> &to, int slot, int warp,
-                         int lane)
-{
-    const unsigned table =
-        tokens_table(m, slot) + lane % 4 * TOKENS_TABLE + (warp * 16 + lane / 4) * 2;
-    if (scales.f16) {
-        store_turned<N, true>(to.p, s, warp, lane);
-        asm volatile("{\n.reg .b16 low, high;\n"
-                     "mov.b32 {low, high}, %1;\n"
-                     "st.shared.b16 [%0], low;\n"
-                     "st.shared.b16 [%0 + 16], high;\n}" ::"r"(table),
-                     "r"(scales.pair)
-                     : "memory");
-    } else {
-        store_turned<N, false>(to.p, s, warp, lane);
-    }
-    if (warp == 0 && lane == 0)
-        shared_store_word(m.odd + slot * 4,
-                          (scales.f16 ? TOKENS_F16 : 0) | (raised ? TOKENS_RAISED : 0));
 }
 
 /* Column `n` in the end: what sums of values are to be multiplied by. Its LSE is written. */
@@ -546,79 +640,19 @@ DEVICE float tokens_finish_column(const mla_call &c, const mla_walk &w, const in
     return softmax_end(&mine) * shrink * (wide ? 1.0f : 1 / (ROWS_P_SCALE * TOKENS_UP));
 }
 
+/* m.factor becomes what sums of a unit are to be multiplied by in the end. `sum`: of the lane's column. */
 template <int N>
 DEVICE void tokens_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                          const mla_shared<N> &m, const mla_shared<N> &to, bool wide, int warp,
-                          int lane)
+                          const mla_shared<N> &m, float sum, bool wide, const tokens_place &me)
 {
-    const int thread = warp * 32 + lane;
-    float sum[N / 4];
-    named_sync(1, GROUP_THREADS); /* all have read what was exchanged */
-    tokens_update(m, [&](int i, float(&x)[4]) {
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            sum[4 * i + k] = eight_sum(x[k]);
-            x[k] = 0;
-        }
-    });
-    tokens_exchange(m, sum, warp, lane);
+    const int thread = (me.group * 4 + me.warp) * 32 + me.lane;
+    tokens_sync(); /* all have read what was exchanged */
+    m.exchange[me.warp * N + me.group * TOKENS_HALF(N) + tokens_column<N>(me.lane)] = sum;
+    tokens_sync();
     if (thread < N)
-        to.factor[thread] = tokens_finish_column(c, w, q, m, wide, thread);
-}
-
-template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N> &m)
-{
-    const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
-    const float scale = c.sm_scale * SOFTMAX_LOG2E, size = scale != 0 ? fabsf(scale) : 1.0f;
-    const float sign = scale > 0 ? 1.0f : scale < 0 ? -1.0f : scale;
-    ring<MLA_PACKED_STAGES(N)> at;
-    ring<2> part;
-    tokens_update(m, [](int, float(&sum)[4]) { sum[0] = sum[1] = sum[2] = sum[3] = 0; });
-    mla_walk w = walk_before(c);
-    while (walk_next(c, w)) {
-        index_sequence q;
-        int lo, least_hi;
-        bool wide = false; /* values and probabilities are bf16 from here on */
-        walk_sequence(c, w, &q);
-        load_queries<N>(c, w, q, m, thread);
-        tokens_convert_queries(m, size, thread);
-        tokens_all_see(c, w, q, m, &lo, &least_hi);
-        int j = (w.u.first_tile + w.t0) * MLA_TILE;
-#pragma unroll 1
-        for (int t = w.t1 - w.t0; t > 0; t--) {
-            float s[N / 2];
-            barrier_wait(m.full + 8 * at.slot, at.phase);
-            tokens_scales scales = tokens_scores(s, m, m.tiles + at.slot * MLA_PACKED_TILE,
-                                                 m.empty + 8 * at.slot, warp, lane);
-            at.advance();
-            if (sign != 1.0f)
-#pragma unroll
-                for (int i = 0; i < N / 2; i++)
-                    s[i] *= sign;
-            if (j < lo || j + MLA_TILE > least_hi)
-                hide<N>(s, m, j + warp * 16 + lane / 4, lane);
-            const mla_shared<N> to = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
-            const float turn = wide || scales.f16 ? 1.0f : TOKENS_TURN;
-            wide = wide || !scales.f16;
-            scales.f16 = !wide;
-            const bool raised = tokens_softmax(
-                s, m, to, part.phase ^ 1, wide ? TOKENS_WIDE_LOG2 : ROWS_P_LOG2, turn, warp, lane);
-            barrier_wait(to.p_empty, part.phase ^ 1);
-            tokens_store(s, scales, raised, m, to, part.slot, warp, lane);
-            fence_async_shared();
-            barrier_arrive(to.p_full);
-            part.advance();
-            j += MLA_TILE;
-        }
-        walk_again(c, w);
-        walk_sequence(c, w, &q);
-        const mla_shared<N> to = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
-        barrier_wait(to.p_empty, part.phase ^ 1);
-        tokens_finish(c, w, q, m, to, wide, warp, lane);
-        barrier_arrive(to.p_full);
-        part.advance();
-        named_sync(1, GROUP_THREADS); /* all have used the queries, and what finished columns */
-    }
+        m.factor[thread] = tokens_finish_column(c, w, q, m, wide, thread);
+    tokens_sync();
+    barrier_arrive(m.p_empty);
 }
 
 /* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
@@ -645,16 +679,17 @@ DEVICE uint2 tokens_load_scales(unsigned at)
     return make_uint2(shared_load_word(at), shared_load_word(at + 16));
 }
 
-/* A tile's values in fp16, parts in turn: two products at a time, the next two converted while these are under way. `v`
- * has the first codes. */
+/* A tile's values in fp16, parts in turn: two products at a time, the next two converted while these are under
+ * way. */
 template <int N>
-DEVICE void tokens_add_half(mla_sums<N> &o, packed_values &v, unsigned p, unsigned tile,
-                            unsigned table, unsigned empty, int add)
+DEVICE void tokens_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned table,
+                            unsigned empty, int add)
 {
     constexpr int steps = 2 * MLA_TILE / 16;
     const unsigned long long b = matrix_descriptor(p, 16, 8 * ROW_BYTES);
     unsigned a[2][2][4];
     uint2 by = tokens_load_scales(table);
+    packed_values v = packed_load_values(tile, 0);
 #pragma unroll
     for (int i = 0; i < steps; i++) {
         const int next = i + 1;
@@ -739,52 +774,55 @@ template <int N> DEVICE void tokens_multiply_sums(mla_sums<N> &o, const mla_shar
         multiply<N>(o, m, lane);
 }
 
+/* A tile of the ring: its probabilities, and their products with its values. */
+template <int N>
+DEVICE void tokens_add_tile(mla_sums<N> &o, float &sum, unsigned &word, const mla_shared<N> &m,
+                            const ring<MLA_PACKED_STAGES(N)> &at, int slot, int add)
+{
+    const unsigned tile = m.tiles + at.slot * MLA_PACKED_TILE, empty = m.empty + 8 * at.slot;
+    barrier_wait(m.full + 8 * at.slot, at.phase);
+    barrier_wait(m.p_full, (unsigned)slot);
+    word = shared_load_word(m.odd + slot * 4);
+    if (tokens_softmax<N>(m, sum, word, tokens_here()) && add)
+        tokens_multiply_sums<N>(o, m, thread_here() % 32);
+    const tokens_place me = tokens_here();
+    const unsigned row = tile + me.lane % 4 * 2 * MLA_PACKED_BYTES;
+    const unsigned codes = row + me.group * 2 * PACKED_SCALED + me.warp * 32 + me.lane / 4 * 4;
+    if (word & TOKENS_F16)
+        tokens_add_half<N>(o, m.p, codes,
+                           tokens_table(m, slot) + me.group * 2 * TOKENS_TABLE + me.lane % 4 * 4,
+                           empty, add);
+    else
+        tokens_add_wide<N>(o, m.p, codes, row + MLA_LORA + me.group * 8, empty, add);
+}
+
 template <int N> DEVICE void tokens_add_up(const mla_call &c, const mla_shared<N> &m)
 {
-    const int thread = (int)threadIdx.x - 2 * GROUP_THREADS, lane = thread % 32;
-    const int group = uniform(thread / GROUP_THREADS);
-    const int d0 = group * 2 * PACKED_SCALED + thread / 32 % 4 * 32 + lane / 4 * 4;
-    const unsigned token = lane % 4 * 2 * MLA_PACKED_BYTES;
     ring<MLA_PACKED_STAGES(N)> at;
-    ring<2> part;
+    int slot = 0;
     mla_sums<N> o;
-    clear_padding(c, thread, 2 * GROUP_THREADS);
+    clear_padding(c, (int)threadIdx.x - 2 * GROUP_THREADS, 2 * GROUP_THREADS);
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
         index_sequence q;
+        float sum = 0;
+        unsigned word = 0;
 #pragma unroll 1
         for (int more = w.t1 - w.t0, add = 0; more > 0; more--, add = 1) {
-            const mla_shared<N> from = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
-            const unsigned rows = m.tiles + at.slot * MLA_PACKED_TILE + token;
-            const unsigned empty = m.empty + 8 * at.slot;
-            barrier_wait(m.full + 8 * at.slot, at.phase);
-            packed_values v = packed_load_values(rows + d0, 0);
-            barrier_wait(from.p_full, part.phase);
-            const unsigned word = shared_load_word(m.odd + part.slot * 4);
-            if (add && (word & TOKENS_RAISED))
-                tokens_multiply_sums<N>(o, from, lane);
-            if (word & TOKENS_F16)
-                tokens_add_half<N>(o, v, from.p, rows + d0,
-                                   tokens_table(m, part.slot) + group * 2 * TOKENS_TABLE +
-                                       lane % 4 * 4,
-                                   empty, add);
-            else
-                tokens_add_wide<N>(o, from.p, rows + d0, rows + MLA_LORA + group * 8, empty, add);
-            barrier_arrive(from.p_empty);
-            part.advance();
+            tokens_add_tile<N>(o, sum, word, m, at, slot, add);
+            slot ^= 1;
             at.advance();
         }
-        const mla_shared<N> from = part_buffer<N, MLA_SHARED_P(N)>(m, part.slot);
-        barrier_wait(from.p_full, part.phase);
-        tokens_multiply_sums<N>(o, from, lane);
-        barrier_arrive(from.p_empty);
-        part.advance();
+        const tokens_place me = tokens_here();
+        const int d0 = me.group * 2 * PACKED_SCALED + me.warp * 32 + me.lane / 4 * 4;
         walk_again(c, w);
         walk_sequence(c, w, &q);
+        tokens_finish<N>(c, w, q, m, sum, !(word & TOKENS_F16), me);
+        tokens_multiply_sums<N>(o, m, me.lane);
         if (walk_whole(w))
-            codes_out<N, PACKED_SCALED>(c, w, q, o, d0, lane);
+            codes_out<N, PACKED_SCALED>(c, w, q, o, d0, me.lane);
         else
-            codes_part<N, PACKED_SCALED>(c, w, q, o, d0, lane);
+            codes_part<N, PACKED_SCALED>(c, w, q, o, d0, me.lane);
     }
 }
 
@@ -792,9 +830,9 @@ template <int N> DEVICE void tokens_add_up(const mla_call &c, const mla_shared<N
 
 template <int N> struct tokens_roles {
     static constexpr int rows = N, stages = MLA_PACKED_STAGES(N);
-    static constexpr int feeding = 56, scoring = 120;
-    static constexpr int adding = N < MLA_ROWS ? 128 : 168;
-    static constexpr int scorers = 1, buffers = 2, turns = 0;
+    static constexpr int feeding = N < MLA_ROWS ? 72 : 48, scoring = N < MLA_ROWS ? 136 : 112;
+    static constexpr int adding = N < MLA_ROWS ? 152 : 176;
+    static constexpr int scorers = 1, buffers = 1, turns = 0;
     static constexpr int fillers = GROUP_THREADS + 4, raws = 0, shares = 0;
 
     MLA_ROLES(tokens_find<N>(memory), tokens_feed<N>(c, m), tokens_score<N>(c, m),

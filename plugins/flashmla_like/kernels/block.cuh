@@ -31,7 +31,7 @@ template <int N> struct mla_shared {
     unsigned raw_full, raw_empty; /* 64 rows over codes alone: those that are to be widened */
     unsigned raw;                 /* 64 rows over packed latents alone: scales in fp16 */
     unsigned odd;                 /* packed latents alone: marks of their scales */
-    unsigned sums;                /* 64 rows over packed latents alone: of probabilities */
+    unsigned scores;              /* 16 rows and more over packed latents alone */
 };
 
 /* One of the buffers of probabilities, `bytes` each, and factors. */
