@@ -103,33 +103,42 @@ template <int N> DEVICE void tokens_feed(const mla_call &c, const mla_shared<N> 
 #define TOKENS_QUERY(N)  (GROUP_THREADS / (N))
 #define TOKENS_PANELS(N) ((N)*8 / GROUP_THREADS)
 
+/* Where a thread's first panel of row `n` has its first 16 bytes; piece k of a panel is at this address ^ k * 16. */
+template <int N> DEVICE unsigned tokens_query_at(const mla_shared<N> &m, int n, int first)
+{
+    return m.q + first * (N * ROW_BYTES) + n * ROW_BYTES + n % 8 * 16;
+}
+
 /* The largest element of a thread's panels of a row's q_nope, as its bits. */
-template <int N> DEVICE unsigned tokens_query_top(const mla_shared<N> &m, int n, int first)
+template <int N> DEVICE unsigned tokens_query_top(unsigned at)
 {
     unsigned top = 0;
-#pragma unroll 4
-    for (int piece = first * 8; piece < (first + TOKENS_PANELS(N)) * 8; piece++) {
-        const uint4 x = shared_load(codes_query_place(m.q, N, n, piece));
-        top = pair_top(pair_top(pair_top(pair_top(top, x.x), x.y), x.z), x.w);
-    }
+#pragma unroll 1
+    for (int panel = 0; panel < TOKENS_PANELS(N); panel++, at += N * ROW_BYTES)
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const uint4 x = shared_load(at ^ k * 16);
+            top = pair_top(pair_top(pair_top(pair_top(top, x.x), x.y), x.z), x.w);
+        }
     return max(top & 0xffffu, top >> 16);
 }
 
 /* These panels in fp16, times `up`, in the order in which lanes load codes: of 16 elements lane t of four loads 4 t and
  * following, which are pairs t and 4 + t of a product. */
-template <int N>
-DEVICE void tokens_convert_query(const mla_shared<N> &m, int n, int first, float up)
+template <int N> DEVICE void tokens_convert_query(unsigned at, float up)
 {
-#pragma unroll 2
-    for (int piece = first * 8; piece < (first + TOKENS_PANELS(N)) * 8; piece += 2) {
-        const unsigned a = codes_query_place(m.q, N, n, piece);
-        const unsigned b = codes_query_place(m.q, N, n, piece + 1);
-        const uint4 x = shared_load(a), y = shared_load(b);
-        shared_store(a, make_uint4(bf16_pair_to_f16(x.x, up), bf16_pair_to_f16(x.z, up),
-                                   bf16_pair_to_f16(y.x, up), bf16_pair_to_f16(y.z, up)));
-        shared_store(b, make_uint4(bf16_pair_to_f16(x.y, up), bf16_pair_to_f16(x.w, up),
-                                   bf16_pair_to_f16(y.y, up), bf16_pair_to_f16(y.w, up)));
-    }
+#pragma unroll 1
+    for (int panel = 0; panel < TOKENS_PANELS(N); panel++, at += N * ROW_BYTES)
+#pragma unroll
+        for (int k = 0; k < 8; k += 2) {
+            const uint4 x = shared_load(at ^ k * 16), y = shared_load(at ^ (k + 1) * 16);
+            shared_store(at ^ k * 16,
+                         make_uint4(bf16_pair_to_f16(x.x, up), bf16_pair_to_f16(x.z, up),
+                                    bf16_pair_to_f16(y.x, up), bf16_pair_to_f16(y.z, up)));
+            shared_store(at ^ (k + 1) * 16,
+                         make_uint4(bf16_pair_to_f16(x.y, up), bf16_pair_to_f16(x.w, up),
+                                    bf16_pair_to_f16(y.y, up), bf16_pair_to_f16(y.w, up)));
+        }
 }
 
 /* bf16 times a power of two. */
@@ -138,34 +147,37 @@ DEVICE unsigned tokens_scale_pair(unsigned pair, float by)
     return pack_pair<false>(bits_f32(pair << 16) * by, bits_f32(pair & 0xffff0000u) * by);
 }
 
-/* A thread's pieces of a row's q_pe. */
-template <int N> DEVICE void tokens_scale_query(const mla_shared<N> &m, int n, int first, float by)
+/* A thread's pieces of a row's q_pe, from `k` on. */
+template <int N> DEVICE void tokens_scale_query(unsigned at, int k, float by)
 {
-#pragma unroll 1
-    for (int piece = 0; piece < TOKENS_PANELS(N); piece++) {
-        const unsigned at = codes_query_place(m.q, N, n, MLA_LORA / 8 + first + piece);
-        const uint4 x = shared_load(at);
-        shared_store(at, make_uint4(tokens_scale_pair(x.x, by), tokens_scale_pair(x.y, by),
-                                    tokens_scale_pair(x.z, by), tokens_scale_pair(x.w, by)));
+#pragma unroll
+    for (int i = 0; i < TOKENS_PANELS(N); i++) {
+        const uint4 x = shared_load(at ^ (k + i) * 16);
+        shared_store(at ^ (k + i) * 16,
+                     make_uint4(tokens_scale_pair(x.x, by), tokens_scale_pair(x.y, by),
+                                tokens_scale_pair(x.z, by), tokens_scale_pair(x.w, by)));
     }
 }
 
 /* Queries that load_queries() left in bf16: q_nope as fp16 times 2^x, q_pe as bf16 times 2^x TOKENS_UP, so that all
  * products with a tile are one sum, which q_scale makes a score of. `size`: of the scale of scores, positive. x is at
  * most 104, so that sums of scores below 2^16 fit in fp32, and queries down to 2^-100 keep their bits. */
-template <int N> DEVICE void tokens_convert_queries(const mla_shared<N> &m, float size, int thread)
+template <int N>
+DEVICE void tokens_convert_queries(const mla_shared<N> &m, float size, unsigned phase, int thread)
 {
     const int n = thread % N, first = thread / N * TOKENS_PANELS(N);
-    unsigned *tops = (unsigned *)m.exchange, top = 0;
-    tops[thread] = tokens_query_top(m, n, first);
+    const unsigned at = tokens_query_at(m, n, first), tops = m.scores + thread * 4;
+    unsigned top = 0;
+    shared_store_word(tops, tokens_query_top<N>(at));
     named_sync(1, GROUP_THREADS);
 #pragma unroll
     for (int i = 0; i < TOKENS_QUERY(N); i++)
-        top = max(top, tops[n + i * N]);
+        top = max(top, shared_load_word(m.scores + (n + i * N) * 4));
     const int x = int_min(query_exponent((int)min(top, 0x7f7fu)), 104);
     const float up = bits_f32((u32)(127 + x) << 23);
-    tokens_convert_query(m, n, first, up);
-    tokens_scale_query(m, n, first, up * TOKENS_UP);
+    tokens_convert_query<N>(at, up);
+    tokens_scale_query<N>(tokens_query_at(m, n, MLA_LORA / PANEL), first, up * TOKENS_UP);
+    barrier_wait(m.p_empty, phase); /* the unit before is over */
     if (thread < N) {
         m.q_scale[n] = fmaxf(size * bits_f32((u32)(127 - x) << 23) * (1 / TOKENS_UP), F32_LEAST);
         tokens_base(m)[n] = TOKENS_UNSET;
@@ -417,9 +429,8 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
         int lo, least_hi;
         bool wide = false; /* values and probabilities are bf16 from here on */
         walk_sequence(c, w, &q);
-        barrier_wait(m.p_empty, phase); /* the unit before is over */
         load_queries<N>(c, w, q, m, thread);
-        tokens_convert_queries(m, size, thread);
+        tokens_convert_queries(m, size, phase, thread);
         tokens_all_see(c, w, q, m, &lo, &least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE;
 #pragma unroll 1
