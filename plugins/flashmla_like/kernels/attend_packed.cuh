@@ -111,41 +111,42 @@ DEVICE void packed_load_slow(const codes_source &mine, unsigned to, unsigned cop
     fence_async_shared();
 }
 
-/* Eight rows of a warp, those that are `copied`: a bulk copy each, all by one lane. */
+/* Eight rows of a warp, those that are `copied`: a bulk copy each, all by one lane. `far`: of a lane's row, in units of 16
+ * bytes from `cache` on, so that a row's address takes one shuffle. */
 template <bool all>
-DEVICE void packed_copy_eight(const codes_source &mine, unsigned to, unsigned full, unsigned copied,
-                              int first, unsigned long long policy)
+DEVICE void packed_copy_eight(const char *cache, unsigned far, unsigned to, unsigned full,
+                              unsigned copied, int first, unsigned long long policy)
 {
-    const char *rows[8];
+    unsigned rows[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        rows[i] = shuffle_pointer(mine.row, first + i);
+        rows[i] = __shfl_sync(~0u, far, first + i);
     if (elected())
 #pragma unroll
         for (int i = 0; i < 8; i++)
             if (all || copied >> (first + i) & 1)
-                bulk_load_by(to + (first + i) * MLA_PACKED_BYTES, rows[i], MLA_PACKED_BYTES, full,
-                             policy);
+                bulk_load_by(to + (first + i) * MLA_PACKED_BYTES, cache + (u64)rows[i] * 16,
+                             MLA_PACKED_BYTES, full, policy);
     __syncwarp();
 }
 
 /* Of a warp's rows those that are `copied`; one copy where all lie side by side. */
-DEVICE void packed_copy(const codes_source &mine, unsigned to, unsigned full, unsigned copied,
-                        int lane, unsigned long long policy)
+DEVICE void packed_copy(const char *cache, unsigned far, unsigned to, unsigned full,
+                        unsigned copied, int lane, unsigned long long policy)
 {
-    const char *row = shuffle_pointer(mine.row, 0);
-    const bool next = mine.row == row + lane % 16 * MLA_PACKED_BYTES;
+    const unsigned first = __shfl_sync(~0u, far, 0);
+    const bool next = far == first + lane % 16 * (MLA_PACKED_BYTES / 16);
     if (elected())
         barrier_arrive_expect(full, (unsigned)__popc(copied) * MLA_PACKED_BYTES);
     __syncwarp();
     if (copied != 0xffff) {
-        packed_copy_eight<false>(mine, to, full, copied, 0, policy);
-        packed_copy_eight<false>(mine, to, full, copied, 8, policy);
+        packed_copy_eight<false>(cache, far, to, full, copied, 0, policy);
+        packed_copy_eight<false>(cache, far, to, full, copied, 8, policy);
     } else if (!__all_sync(~0u, next)) {
-        packed_copy_eight<true>(mine, to, full, copied, 0, policy);
-        packed_copy_eight<true>(mine, to, full, copied, 8, policy);
+        packed_copy_eight<true>(cache, far, to, full, copied, 0, policy);
+        packed_copy_eight<true>(cache, far, to, full, copied, 8, policy);
     } else if (elected()) {
-        bulk_load_by(to, row, 16 * MLA_PACKED_BYTES, full, policy);
+        bulk_load_by(to, cache + (u64)first * 16, 16 * MLA_PACKED_BYTES, full, policy);
     }
 }
 
@@ -154,10 +155,13 @@ DEVICE void packed_copy(const codes_source &mine, unsigned to, unsigned full, un
 DEVICE void packed_load(const mla_call &c, const codes_source &mine, unsigned tile, unsigned full,
                         int warp, int lane)
 {
+    const char *cache = (const char *)c.operands.k_cache;
+    const u64 far = (u64)(mine.row - cache) / 16;
     const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
     const unsigned to = tile + warp * 16 * MLA_PACKED_BYTES;
-    const unsigned copied = __ballot_sync(~0u, aligned && mine.bytes && !mine.fresh) & 0xffff;
-    packed_copy(mine, to, full, copied, lane, codes_policy(c));
+    const unsigned copied =
+        __ballot_sync(~0u, aligned && mine.bytes && !mine.fresh && far >> 32 == 0) & 0xffff;
+    packed_copy(cache, (unsigned)far, to, full, copied, lane, codes_policy(c));
     if (copied != 0xffff)
         packed_load_slow(mine, to, copied, lane);
     barrier_arrive(full);
