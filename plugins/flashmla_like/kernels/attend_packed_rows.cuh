@@ -90,8 +90,18 @@ template <int id, int threads> DEVICE bool tokens_any(bool x)
 
 /* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
 
+/* In a block with so many tiles the first ones wait for the queries: these, and code, would come after megabytes that all
+ * blocks ask for at once, and are what a block begins with. */
+DEVICE bool tokens_long(const mla_walk &w)
+{
+    return w.t1 - w.t0 >= 16;
+}
+
 template <int N> DEVICE void tokens_feed(const mla_call &c, const mla_shared<N> &m)
 {
+    mla_walk w;
+    if (walk_begin(c, w) && tokens_long(w))
+        named_sync(5, 2 * GROUP_THREADS);
     packed_feed<N>(c, m);
     if (c.operands.save) /* last, so that the first tile does not wait for it */
         packed_save(c, (int)threadIdx.x / 32, GROUP_THREADS / 32, (int)threadIdx.x % 32);
@@ -423,6 +433,7 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
     ring<MLA_PACKED_STAGES(N)> at;
     unsigned phase = 1;
     int slot = 0;
+    bool first = true;
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -430,6 +441,9 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
         bool wide = false; /* values and probabilities are bf16 from here on */
         walk_sequence(c, w, &q);
         load_queries<N>(c, w, q, m, thread);
+        if (first && tokens_long(w))
+            asm volatile("barrier.cta.arrive 5, 256;" ::: "memory");
+        first = false;
         tokens_convert_queries(m, size, phase, thread);
         tokens_all_see(c, w, q, m, &lo, &least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE;
