@@ -442,7 +442,7 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
         walk_sequence(c, w, &q);
         load_queries<N>(c, w, q, m, thread);
         if (first && tokens_long(w))
-            asm volatile("barrier.cta.arrive 5, 256;" ::: "memory");
+            named_arrive(5, 2 * GROUP_THREADS);
         first = false;
         tokens_convert_queries(m, size, phase, thread);
         tokens_all_see(c, w, q, m, &lo, &least_hi);
