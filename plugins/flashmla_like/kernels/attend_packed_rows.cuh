@@ -672,7 +672,8 @@ DEVICE void tokens_finish(const mla_call &c, const mla_walk &w, const index_sequ
 {
     const int thread = (me.group * 4 + me.warp) * 32 + me.lane;
     tokens_sync(); /* all have read what was exchanged */
-    m.exchange[me.warp * N + me.group * TOKENS_HALF(N) + tokens_column<N>(me.lane)] = sum;
+    if (me.lane % (256 / N) < 4)
+        m.exchange[me.warp * N + me.group * TOKENS_HALF(N) + tokens_column<N>(me.lane)] = sum;
     tokens_sync();
     if (thread < N)
         m.factor[thread] = tokens_finish_column(c, w, q, m, wide, thread);
