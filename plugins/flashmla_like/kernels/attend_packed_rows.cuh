@@ -731,7 +731,7 @@ DEVICE void tokens_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned 
         wgmma_fence();
 #pragma unroll
         for (int n = 0; n < 2; n++)
-            wgmma_rs<N, true, 0>(o[i % 2 * 2 + n], a[i % 2][n], descriptor_advance(b, i / 2 * 32),
+            wgmma_rs<N, true, 0>(o[i % 2 * 2 + n], a[i % 2][n], tokens_advance(b, i / 2 * 32),
                                  i > 1 ? 1 : add);
         wgmma_commit();
     }
@@ -781,7 +781,7 @@ DEVICE void tokens_add_wide(mla_sums<N> &o, unsigned p, unsigned tile, unsigned 
             wgmma_fence();
 #pragma unroll
             for (int n = 0; n < 2; n++)
-                wgmma_rs<N, false, 0>(o[part * 2 + n], a[n], descriptor_advance(b, i * 32),
+                wgmma_rs<N, false, 0>(o[part * 2 + n], a[n], tokens_advance(b, i * 32),
                                       i > 0 ? 1 : add);
             wgmma_commit();
             wgmma_wait<0>();
