@@ -538,7 +538,7 @@ template <int N> struct mla_roles {
     static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104;
     static constexpr int adding = N < 32 ? 112 : 176;
     static constexpr int scorers = 1, buffers = 1, turns = 0;
-    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0;
 
     MLA_ROLES(shared_find<N>(memory), ::feed<N>(c, m), ::score<N>(c, m), ::add_up<N>(c, m))
 };

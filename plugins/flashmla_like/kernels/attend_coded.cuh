@@ -315,7 +315,7 @@ struct coded_roles {
     static constexpr int rows = ROWS, stages = MLA_CODED_STAGES;
     static constexpr int feeding = 40, scoring = 120, adding = 176;
     static constexpr int scorers = 1, buffers = 2, turns = 0;
-    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0;
 
     MLA_ROLES(coded_find(memory), (codes_feed_boxes<ROWS, stages, coded_tile>(c, m)),
               coded_score(c, m), coded_add_up(c, m))

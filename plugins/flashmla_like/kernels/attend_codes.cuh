@@ -857,7 +857,7 @@ template <int N> DEVICE void codes_add_up(const mla_call &c, const mla_shared<N>
 template <int N, bool coded = false> struct codes_roles {
     static constexpr int rows = N, stages = MLA_CODES_STAGES(N), scorers = MLA_CODES_SCORERS;
     static constexpr int buffers = 2, turns = 0;
-    static constexpr int fillers = GROUP_THREADS, raws = 0, shares = 0;
+    static constexpr int fillers = GROUP_THREADS, raws = 0;
     static constexpr int feeding = N < 32 ? 56 : 48, scoring = 104;
     static constexpr int adding = N < 32 ? 104 : 112;
 

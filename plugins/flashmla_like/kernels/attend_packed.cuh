@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_packed.cuh: N query rows, at most 32, over tiles of 64 latents of mla.latent_fp8/1: 512 codes of e4m3, a
+ * attend_packed.cuh: 8 query rows over tiles of 64 latents of mla.latent_fp8/1: 512 codes of e4m3, a
  * scale for each 128 of them, and 64 elements of bf16. The products are those of attend_codes.cuh, tokens or
  * dimensions as rows; codes are widened in registers. No scale is rounded into a key:
  *
@@ -647,7 +647,7 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
 template <int N> struct packed_roles {
     static constexpr int rows = N, stages = MLA_PACKED_STAGES(N), scorers = MLA_PACKED_SCORERS(N);
     static constexpr int buffers = MLA_PACKED_BUFFERS(N), turns = 0;
-    static constexpr int fillers = GROUP_THREADS + 4, raws = 0, shares = 0;
+    static constexpr int fillers = GROUP_THREADS + 4, raws = 0;
     static constexpr int feeding = 56, scoring = N < 32 ? 112 : 120;
     static constexpr int adding = N < 32 ? 96 : 168;
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_packed_rows.cuh: 64 query rows over tiles of 64 latents of mla.latent_fp8/1. Nothing is widened in shared
- * memory: tokens are the rows of scores' products, dimensions those of values', and both are widened to fp16 in
+ * attend_packed_rows.cuh: N query rows, 16, 32 or 64, over tiles of 64 latents of mla.latent_fp8/1. Nothing is widened in
+ * shared memory: tokens are the rows of scores' products, dimensions those of values', and both are widened to fp16 in
  * registers, from rows as they lie in the cache (attend_packed.cuh).
  *
- *   S^T[64 x 64]  = K Q^T          warpgroup 1, one tile at a time
- *   O^T[512 x 64] += V^T P^T       warpgroups 2 and 3, two parts of 128 dimensions each
+ *   S^T[64 x N]   = K Q^T          warpgroup 1, one tile at a time
+ *   O^T[512 x N] += V^T P^T        warpgroups 2 and 3, two parts of 128 dimensions each
+ *
+ * Scores go to warpgroups 2 and 3 in fp32, each of which makes the probabilities of half of the queries.
  *
  * No scale is rounded into a key. Where all scales of a tile are powers of two, a code times its scale is exact in
  * fp16, and a tile's scores are one chain of products; else each part of 128 codes is summed separately, and multiplied
@@ -13,7 +15,7 @@
  * a scale is too large or too small for that, both are bf16, from there to the end of a unit.
  *
  * What exponentials are relative to is kept in shared memory. It changes only where a maximum exceeds it by 2^8, so in
- * most tiles the warps of warpgroup 1 agree by one barrier that nothing changes, and exchange nothing.
+ * most tiles the warps that look agree by one barrier that nothing changes, and exchange nothing.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH
 #define FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH
@@ -36,6 +38,7 @@
 /* What a tile's word says. */
 #define TOKENS_F16    1u /* probabilities are to be fp16, else bf16 */
 #define TOKENS_TURNED 2u /* it is the first one in bf16 of its unit */
+#define TOKENS_RAISED 4u /* sums so far are to be multiplied */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -50,7 +53,7 @@ template <int N> DEVICE mla_shared<N> tokens_find(unsigned char *memory)
     m.scores = m.tiles + MLA_PACKED_STAGES(N) * MLA_PACKED_TILE;
     m.exchange = (float *)(memory + (m.scores - m.q) + MLA_TILE * N * 4);
     m.factor = m.exchange + 5 * MLA_ROWS;
-    m.q_scale = m.factor + N;
+    m.q_scale = m.factor + 2 * N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
     m.raw = shared_address(m.hi + N);
@@ -90,18 +93,8 @@ template <int id, int threads> DEVICE bool tokens_any(bool x)
 
 /* ---- Warpgroup 0: tiles ---------------------------------------------------------------------- */
 
-/* In a block with so many tiles the first ones wait for the queries: these, and code, would come after megabytes that all
- * blocks ask for at once, and are what a block begins with. */
-DEVICE bool tokens_long(const mla_walk &w)
-{
-    return w.t1 - w.t0 >= 16;
-}
-
 template <int N> DEVICE void tokens_feed(const mla_call &c, const mla_shared<N> &m)
 {
-    mla_walk w;
-    if (walk_begin(c, w) && tokens_long(w))
-        named_sync(5, 2 * GROUP_THREADS);
     packed_feed<N>(c, m);
     if (c.operands.save) /* last, so that the first tile does not wait for it */
         packed_save(c, (int)threadIdx.x / 32, GROUP_THREADS / 32, (int)threadIdx.x % 32);
@@ -402,6 +395,94 @@ DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, un
     return scales;
 }
 
+/* A lane's numbers of the i-th eight columns. */
+DEVICE float2 tokens_two(const float *numbers, int i, int lane)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                 : "=f"(x.x), "=f"(x.y)
+                 : "r"(shared_address(numbers) + (i * 8 + lane % 4 * 2) * 4)
+                 : "memory");
+    return x;
+}
+
+/* Who relates scores of a tile to references. With 64 rows warpgroup 1 does, a thread all of its 64 columns: warpgroups 2
+ * and 3 have no registers for it. With fewer these do, for half of the columns each, and warpgroup 1 goes on. */
+template <int N> struct tokens_relater {
+    static constexpr bool scores = N == MLA_ROWS;
+    static constexpr int columns = scores ? N : N / 2, threads = scores ? 128 : 256;
+    static constexpr int sums = columns / 2;                              /* of a thread */
+    static constexpr int barrier = scores ? 1 : 4, vote = scores ? 2 : 3; /* named ones */
+    int first, warp, lane; /* column; warp of its warpgroup */
+};
+
+/* What exponentials are relative to becomes the maximum where that exceeds it; `factor`: what sums are multiplied by
+ * then. */
+template <int N>
+DEVICE void tokens_raise(const float (&s)[tokens_relater<N>::sums], const mla_shared<N> &m,
+                         float *factor, float up, float turn, const tokens_relater<N> &me)
+{
+    const int n = me.first + me.warp * 32 + me.lane, end = me.first + me.columns;
+#pragma unroll
+    for (int i = 0; i < me.columns / 8; i++) {
+        const float x = eight_max(fmaxf(s[4 * i], s[4 * i + 2]));
+        const float y = eight_max(fmaxf(s[4 * i + 1], s[4 * i + 3]));
+        if (me.lane < 4)
+            *(float2 *)(m.exchange + me.warp * N + me.first + i * 8 + me.lane * 2) =
+                make_float2(x, y);
+    }
+    named_sync(me.barrier, me.threads);
+    if (n < end) {
+        const float before = tokens_base(m)[n];
+        float most = m.exchange[n];
+#pragma unroll
+        for (int other = 1; other < 4; other++)
+            most = fmaxf(most, m.exchange[other * N + n]);
+        const bool over = fmaf(most, m.q_scale[n], up - before) > ROWS_SLACK + up; /* as below */
+        const float after = over ? most * m.q_scale[n] : before;
+        tokens_base(m)[n] = after;
+        factor[n] = turn * (after == before ? 1.0f : softmax_exp2(before - after));
+    }
+    named_sync(me.barrier, me.threads);
+}
+
+/* x: what are to be logarithms of probabilities times 2^`up`. Returns the largest. */
+template <int N>
+DEVICE float tokens_relate(float (&x)[tokens_relater<N>::sums],
+                           const float (&s)[tokens_relater<N>::sums], const mla_shared<N> &m,
+                           float up, const tokens_relater<N> &me)
+{
+    float most = SOFTMAX_EMPTY;
+#pragma unroll
+    for (int i = 0; i < me.columns / 8; i++) {
+        const float2 by = tokens_two(m.q_scale + me.first, i, me.lane);
+        const float2 base = tokens_two(tokens_base(m) + me.first, i, me.lane);
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            x[4 * i + k] = fmaf(s[4 * i + k], k % 2 ? by.y : by.x, up - (k % 2 ? base.y : base.x));
+            most = fmaxf(most, x[4 * i + k]);
+        }
+    }
+    return most;
+}
+
+/* The same, with references raised if need be, once free() has returned. Returns the word with that. */
+template <int N, class waiter>
+DEVICE unsigned tokens_refer(float (&x)[tokens_relater<N>::sums],
+                             const float (&s)[tokens_relater<N>::sums], const mla_shared<N> &m,
+                             float *factor, unsigned word, const tokens_relater<N> &me,
+                             const waiter &free)
+{
+    const float up = word & TOKENS_F16 ? ROWS_P_LOG2 : TOKENS_WIDE_LOG2;
+    const float most = tokens_relate<N>(x, s, m, up, me);
+    if (!tokens_any<me.vote, me.threads>(most > ROWS_SLACK + up || (word & TOKENS_TURNED)))
+        return word;
+    free();
+    tokens_raise<N>(s, m, factor, up, word & TOKENS_TURNED ? TOKENS_TURN : 1.0f, me);
+    tokens_relate<N>(x, s, m, up, me);
+    return word | TOKENS_RAISED;
+}
+
 /* A tile's scores and scales for warpgroups 2 and 3. */
 template <int N>
 DEVICE void tokens_give(const float (&s)[N / 2], const tokens_scales &scales, unsigned word,
@@ -433,7 +514,6 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
     ring<MLA_PACKED_STAGES(N)> at;
     unsigned phase = 1;
     int slot = 0;
-    bool first = true;
     mla_walk w = walk_before(c);
     while (walk_next(c, w)) {
         index_sequence q;
@@ -441,9 +521,6 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
         bool wide = false; /* values and probabilities are bf16 from here on */
         walk_sequence(c, w, &q);
         load_queries<N>(c, w, q, m, thread);
-        if (first && tokens_long(w))
-            named_arrive(5, 2 * GROUP_THREADS);
-        first = false;
         tokens_convert_queries(m, size, phase, thread);
         tokens_all_see(c, w, q, m, &lo, &least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_TILE;
@@ -460,11 +537,21 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
                     s[i] *= sign;
             if (j < lo || j + MLA_TILE > least_hi)
                 hide<N>(s, m, j + warp * 16 + lane / 4, lane);
-            const unsigned turned = wide || scales.f16 ? 0 : TOKENS_TURNED;
+            unsigned word = wide || scales.f16 ? 0 : TOKENS_TURNED;
             wide = wide || !scales.f16;
+            word |= wide ? 0 : TOKENS_F16;
+            if constexpr (tokens_relater<N>::scores) {
+                float x[N / 2];
+                word = tokens_refer<N>(x, s, m, m.factor + slot * N, word,
+                                       tokens_relater<N>{0, warp, lane},
+                                       [&]() { barrier_wait(m.p_empty, phase); });
+#pragma unroll
+                for (int i = 0; i < N / 2; i++)
+                    s[i] = x[i];
+            }
             barrier_wait(m.p_empty, phase);
             phase ^= 1;
-            tokens_give(s, scales, (wide ? 0 : TOKENS_F16) | turned, m, slot, warp, lane);
+            tokens_give(s, scales, word, m, slot, warp, lane);
             slot ^= 1;
             barrier_arrive(m.p_full);
             j += MLA_TILE;
@@ -492,23 +579,6 @@ DEVICE tokens_place tokens_here(void)
     return tokens_place{thread / GROUP_THREADS, thread / 32 % 4, thread % 32};
 }
 
-/* A lane's numbers of its columns. */
-template <int N> struct tokens_columns {
-    float2 x[N / 16];
-};
-
-template <int N> DEVICE tokens_columns<N> tokens_load_columns(const float *numbers, int lane)
-{
-    tokens_columns<N> f;
-#pragma unroll
-    for (int i = 0; i < N / 16; i++)
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(f.x[i].x), "=f"(f.x[i].y)
-                     : "r"(shared_address(numbers) + (i * 8 + lane % 4 * 2) * 4)
-                     : "memory");
-    return f;
-}
-
 DEVICE void tokens_sync(void)
 {
     named_sync(4, 2 * GROUP_THREADS);
@@ -530,7 +600,7 @@ DEVICE void tokens_take(float (&s)[N / 4], const mla_shared<N> &m, const tokens_
     }
 }
 
-/* The column of warpgroup's whose sum a lane has. */
+/* The column, of its warpgroup's half, whose sum a lane has. */
 template <int N> DEVICE int tokens_column(int lane)
 {
     const int i = N == 64   ? (lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2)
@@ -563,84 +633,42 @@ template <int N> DEVICE float tokens_sum(const float (&x)[N / 8], int lane)
     return y[0];
 }
 
-/* What exponentials are relative to becomes the maximum where that exceeds it; m.factor: what sums are multiplied by
- * then. */
+/* What warpgroup 1 left of a tile becomes probabilities, in m.p. `sum`, of the lane's column, is multiplied by what is in
+ * `factor` where references were raised. Returns the word with that. */
 template <int N>
-DEVICE void tokens_raise(const float (&s)[N / 4], const mla_shared<N> &m, float turn,
-                         const tokens_place &me)
-{
-    const int n = (me.group * 4 + me.warp) * 32 + me.lane;
-    float top[N / 8];
-#pragma unroll
-    for (int i = 0; i < N / 16; i++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            top[2 * i + e] = eight_max(fmaxf(s[4 * i + e], s[4 * i + 2 + e]));
-    if (me.lane < 4)
-#pragma unroll
-        for (int i = 0; i < N / 16; i++)
-            *(float2 *)(m.exchange + me.warp * N + me.group * TOKENS_HALF(N) + i * 8 +
-                        me.lane * 2) = make_float2(top[2 * i], top[2 * i + 1]);
-    tokens_sync();
-    if (n < N) {
-        const float before = tokens_base(m)[n];
-        float most = m.exchange[n];
-#pragma unroll
-        for (int other = 1; other < 4; other++)
-            most = fmaxf(most, m.exchange[other * N + n]);
-        const bool over =
-            fmaf(most, m.q_scale[n], -before) > ROWS_SLACK; /* as in tokens_softmax() */
-        const float after = over ? most * m.q_scale[n] : before;
-        tokens_base(m)[n] = after;
-        m.factor[n] = turn * (after == before ? 1.0f : softmax_exp2(before - after));
-    }
-    tokens_sync();
-}
-
-/* Scores of a tile become probabilities times 2^`up`, in m.p. Returns whether sums so far are to be multiplied by what
- * is in m.factor; `sum`, of the lane's column, is. */
-template <int N>
-DEVICE bool tokens_softmax(const mla_shared<N> &m, float &sum, unsigned word,
-                           const tokens_place &me)
+DEVICE unsigned tokens_softmax(const mla_shared<N> &m, float &sum, unsigned word, float *factor,
+                               const tokens_place &me)
 {
     const int half = me.group * TOKENS_HALF(N);
-    const float up = word & TOKENS_F16 ? ROWS_P_LOG2 : TOKENS_WIDE_LOG2;
     float s[N / 4], x[N / 8];
     tokens_take<N>(s, m, me);
-    const tokens_columns<N> by = tokens_load_columns<N>(m.q_scale + half, me.lane);
-    tokens_columns<N> base = tokens_load_columns<N>(tokens_base(m) + half, me.lane);
-    float most = SOFTMAX_EMPTY;
-#pragma unroll
-    for (int i = 0; i < N / 16; i++) {
-        most = fmaxf(most, fmaf(fmaxf(s[4 * i], s[4 * i + 2]), by.x[i].x, -base.x[i].x));
-        most = fmaxf(most, fmaf(fmaxf(s[4 * i + 1], s[4 * i + 3]), by.x[i].y, -base.x[i].y));
-    }
     barrier_arrive(m.p_empty);
-    const bool raised =
-        tokens_any<3, 2 * GROUP_THREADS>(most > ROWS_SLACK || (word & TOKENS_TURNED));
-    if (raised) {
-        tokens_raise<N>(s, m, word & TOKENS_TURNED ? TOKENS_TURN : 1.0f, me);
-        base = tokens_load_columns<N>(tokens_base(m) + half, me.lane);
-        sum *= m.factor[half + tokens_column<N>(me.lane)];
-    }
+    if constexpr (!tokens_relater<N>::scores) {
+        float y[N / 4];
+        word = tokens_refer<N>(y, s, m, factor, word, tokens_relater<N>{half, me.warp, me.lane},
+                               []() {});
 #pragma unroll
-    for (int i = 0; i < N / 16; i++) {
-        const float first = up - base.x[i].x, second = up - base.x[i].y;
-        s[4 * i] = softmax_exp2(fmaf(s[4 * i], by.x[i].x, first));
-        s[4 * i + 1] = softmax_exp2(fmaf(s[4 * i + 1], by.x[i].y, second));
-        s[4 * i + 2] = softmax_exp2(fmaf(s[4 * i + 2], by.x[i].x, first));
-        s[4 * i + 3] = softmax_exp2(fmaf(s[4 * i + 3], by.x[i].y, second));
-        x[2 * i] = s[4 * i] + s[4 * i + 2];
-        x[2 * i + 1] = s[4 * i + 1] + s[4 * i + 3];
+        for (int i = 0; i < N / 4; i++)
+            s[i] = y[i];
     }
+    if (word & TOKENS_RAISED)
+        sum *= factor[half + tokens_column<N>(me.lane)];
+#pragma unroll
+    for (int i = 0; i < N / 4; i++)
+        s[i] = softmax_exp2(s[i]);
+#pragma unroll
+    for (int i = 0; i < N / 8; i++)
+        x[i] = s[i / 2 * 4 + i % 2] + s[i / 2 * 4 + i % 2 + 2];
+    sum += tokens_sum<N>(x, me.lane);
+    if (tokens_relater<N>::scores) /* else tokens_refer() was where all have read m.p */
+        named_sync(3, 2 * GROUP_THREADS);
     if (word & TOKENS_F16)
         store_turned<N / 2, true>(m.p + half * ROW_BYTES, s, me.warp, me.lane);
     else
         store_turned<N / 2, false>(m.p + half * ROW_BYTES, s, me.warp, me.lane);
     fence_async_shared();
-    sum += tokens_sum<N>(x, me.lane);
     tokens_sync();
-    return raised;
+    return word;
 }
 
 /* Column `n` in the end: what sums of values are to be multiplied by. Its LSE is written. */
@@ -678,7 +706,6 @@ DEVICE void tokens_finish(const mla_call &c, const mla_walk &w, const index_sequ
     if (thread < N)
         m.factor[thread] = tokens_finish_column(c, w, q, m, wide, thread);
     tokens_sync();
-    barrier_arrive(m.p_empty);
 }
 
 /* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
@@ -705,8 +732,7 @@ DEVICE uint2 tokens_load_scales(unsigned at)
     return make_uint2(shared_load_word(at), shared_load_word(at + 16));
 }
 
-/* A tile's values in fp16, parts in turn: two products at a time, the next two converted while these are under
- * way. */
+/* A tile's values in fp16, parts in turn: two products at a time, the next two converted while these are under way. */
 template <int N>
 DEVICE void tokens_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned table,
                             unsigned empty, int add)
@@ -809,8 +835,12 @@ DEVICE void tokens_add_tile(mla_sums<N> &o, float &sum, unsigned &word, const ml
     barrier_wait(m.full + 8 * at.slot, at.phase);
     barrier_wait(m.p_full, (unsigned)slot);
     word = shared_load_word(m.odd + slot * 4);
-    if (tokens_softmax<N>(m, sum, word, tokens_here()) && add)
-        tokens_multiply_sums<N>(o, m, thread_here() % 32);
+    word = tokens_softmax<N>(m, sum, word, m.factor + slot * N, tokens_here());
+    if (add && (word & TOKENS_RAISED)) {
+        mla_shared<N> from = m;
+        from.factor += slot * N;
+        tokens_multiply_sums<N>(o, from, thread_here() % 32);
+    }
     const tokens_place me = tokens_here();
     const unsigned row = tile + me.lane % 4 * 2 * MLA_PACKED_BYTES;
     const unsigned codes = row + me.group * 2 * PACKED_SCALED + me.warp * 32 + me.lane / 4 * 4;
@@ -845,6 +875,7 @@ template <int N> DEVICE void tokens_add_up(const mla_call &c, const mla_shared<N
         walk_sequence(c, w, &q);
         tokens_finish<N>(c, w, q, m, sum, !(word & TOKENS_F16), me);
         tokens_multiply_sums<N>(o, m, me.lane);
+        barrier_arrive(m.p_empty);
         if (walk_whole(w))
             codes_out<N, PACKED_SCALED>(c, w, q, o, d0, me.lane);
         else
@@ -859,7 +890,7 @@ template <int N> struct tokens_roles {
     static constexpr int feeding = N < MLA_ROWS ? 72 : 48, scoring = N < MLA_ROWS ? 136 : 112;
     static constexpr int adding = N < MLA_ROWS ? 152 : 176;
     static constexpr int scorers = 1, buffers = 1, turns = 0;
-    static constexpr int fillers = GROUP_THREADS + 4, raws = 0, shares = 0;
+    static constexpr int fillers = GROUP_THREADS + 4, raws = 0;
 
     MLA_ROLES(tokens_find<N>(memory), tokens_feed<N>(c, m), tokens_score<N>(c, m),
               tokens_add_up<N>(c, m))

@@ -853,7 +853,7 @@ template <bool codes> struct rows_roles {
     static constexpr int feeding = 56, scoring = 120, adding = 168;
     static constexpr int scorers = 1, buffers = 2, turns = 2;
     static constexpr int fillers = codes ? 2 * GROUP_THREADS : GROUP_THREADS;
-    static constexpr int raws = codes ? 2 : 0, shares = 0;
+    static constexpr int raws = codes ? 2 : 0;
 
     static DEVICE_MEMBER void feed_tiles(const mla_call &c, const mla_shared<ROWS> &m)
     {

@@ -538,10 +538,6 @@ template <class roles> DEVICE void barriers_init(const mla_shared<roles::rows> &
         barrier_init(m.raw_full + 8 * i, GROUP_THREADS);
         barrier_init(m.raw_empty + 8 * i, 8);
     }
-    for (int i = 0; i < roles::shares; i++) {
-        barrier_init(m.raw_full + 8 * i, 32 + 1); /* each lane, and what is copied */
-        barrier_init(m.raw_empty + 8 * i, 2);
-    }
     fence_barrier_init();
 }
 

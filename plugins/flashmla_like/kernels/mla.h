@@ -108,7 +108,7 @@
  * its sums. */
 #define MLA_TOKENS_SHARED(n)                                                                       \
     (MLA_SHARED_Q(n) + MLA_SHARED_P(n) + MLA_PACKED_STAGES(n) * MLA_PACKED_TILE +                  \
-     MLA_TILE * (n)*4 + 5 * MLA_ROWS * 4 + (n)*16 + 2 * 4 * MLA_TILE * 2 + 128)
+     MLA_TILE * (n)*4 + 5 * MLA_ROWS * 4 + (n)*20 + 2 * 4 * MLA_TILE * 2 + 128)
 
 /* A unit, in the order of the line. */
 typedef struct mla_unit {
