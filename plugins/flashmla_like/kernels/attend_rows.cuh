@@ -380,9 +380,8 @@ DEVICE void rows_load_queries(const mla_call &c, const mla_source &mine, unsigne
 }
 
 /* The queries of the unit: in shared memory and held. `scale`: what scores of a lane's rows are
- * multiplied by, given for elements as they are. `few`: the first panels by few instructions, which is no faster where
- * the compiler then divides registers worse. */
-template <bool codes, bool few>
+ * multiplied by, given for elements as they are. */
+template <bool codes>
 DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                               const mla_shared<ROWS> &m, rows_held &held, float (&scale)[2],
                               int warp, int lane)
@@ -390,7 +389,7 @@ DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_
     const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
     const bool whole = aligned && c.lora == MLA_LORA && c.rope == MLA_ROPE;
     const mla_source mine = rows_query(c, w, q, warp * 16 + lane % 16);
-    if (!few && whole)
+    if (whole)
         load_whole<ROWS, ROWS_IN>(mine, m.q, warp, lane);
     else
         rows_load_queries(c, mine, m.q, warp, lane, aligned);
@@ -626,7 +625,7 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
             row_seen<ROWS>(c, w, q, rule, thread, &lo, &hi);
             shared_store_pair(rows_seen_place(m, thread), lo, hi);
         }
-        rows_take_queries<codes, false>(c, w, q, m, r.held, r.scale, warp, lane);
+        rows_take_queries<codes>(c, w, q, m, r.held, r.scale, warp, lane);
         rows_all_see(c, w, q, m, &r.lo, &r.least_hi);
         int j = (w.u.first_tile + w.t0) * MLA_ROWS_TILE;
         for (int t = w.t1 - w.t0; t > 0; t--) {

@@ -284,20 +284,8 @@ DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence 
     *hi = to;
 }
 
-/* The keys [*lo, *hi) that every row of the block sees: of its queries the first sees the fewest
- * on the right, the last on the left. */
-template <int N>
-DEVICE void seen_by_all(const mla_call &c, const mla_walk &w, const index_sequence &q,
-                        const mask_rule &rule, int *lo, int *hi)
-{
-    const int first = first_row<N>(c, w), last = int_min(first + N, q.q_len * c.heads) - 1;
-    int ignored;
-    mask_outline(&rule, &c.batch, &q, first / c.heads, first / c.heads, &ignored, hi);
-    mask_outline(&rule, &c.batch, &q, last / c.heads, last / c.heads, lo, &ignored);
-}
-
-/* The same, from what row_seen() says of each row in shared memory: less code, which is executed once a unit and comes
- * from memory. */
+/* The keys [*lo, *hi) that every row of the block sees: of its queries the first sees the fewest on the right, the last
+ * on the left. */
 template <int N>
 DEVICE void all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
                     const mla_shared<N> &m, int *lo, int *hi)
