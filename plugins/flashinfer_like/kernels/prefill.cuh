@@ -85,9 +85,10 @@ DEVICE void unit_again(rows<S> &r, int from, const float (&s)[S::keys / 2], floa
 
 /* From the probabilities `p` of a unit to those of the next one, at `from`. The
  * values' products are issued among the exponentials, and the waits for what comes next stand
- * before the wait for them: fa3_like's step(), which tells why. Where scores come a unit ahead, the
- * next ones, at `next`, are issued before that wait too, so that products never stop. */
-template <typename S, bool issues>
+ * before the wait for them: fa3_like's step(), which tells why. Where scores come a unit ahead, and
+ * there are `more`, the next ones, at `next`, are issued before that wait too, so that products never
+ * stop. `is_whole`: all rows see the unit. */
+template <typename S, bool issues, bool is_whole>
 DEVICE void step(const fi_call &c, const struct work &w, struct control *control, u32 base,
                  rows<S> &r, place<S> &at, int from, int next, bool more, float (&s)[S::keys / 2],
                  u32 (&p)[S::keys / 4])
@@ -103,7 +104,8 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
         scores_issue<S>(r, at, from, base, s);
     scores_take<S>(control, at, s);
     at.v.advance();
-    scores_finish<S>(c, w, control, r, at.v, from, base, s);
+    if constexpr (!is_whole)
+        scores_finish<S>(c, w, control, r, at.v, from, base, s);
 
     struct softmax x = r.x;
     if constexpr (S::sloped)
@@ -124,9 +126,12 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
     r.x.sum[0] += sum[0];
     r.x.sum[1] += sum[1];
 
-    if constexpr (issues)
+    if (issues && more) {
         scores_issue<S>(r, at, next, base, s);
-    wgmma_wait<issues>();
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
     wgmma_arrived(r.o);
     release(v_empty);
     if (again) {
@@ -140,6 +145,41 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
         asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(packed[i]));
 }
 
+/* Units after the first, the next one at `from`, where scores come a unit ahead. Those that all rows
+ * see may have a loop of their own: a jump over what others need costs a wait for instructions. */
+template <typename S, typename F>
+DEVICE void attend_ahead(const fi_call &c, const struct work &w, struct control *control, u32 base,
+                         rows<S> &r, place<S> &at, int from, int left, F key_after,
+                         u32 (&p)[S::keys / 4])
+{
+    float s[S::keys / 2];
+    scores_issue<S>(r, at, from, base, s);
+    if constexpr (S::has_whole) {
+#pragma unroll 1
+        while (left > 0) {
+#pragma unroll 1
+            for (; left > 1 && c.cap == 0 && from >= r.all_lo && from + S::keys <= r.all_hi;
+                 left--) {
+                const int next = key_after(from);
+                step<S, true, true>(c, w, control, base, r, at, from, next, true, s, p);
+                from = next;
+            }
+            const int next = key_after(from);
+            step<S, true, false>(c, w, control, base, r, at, from, next, left > 1, s, p);
+            from = next;
+            left--;
+        }
+    } else {
+#pragma unroll 1
+        for (; left > 1; left--) {
+            const int next = key_after(from);
+            step<S, true, false>(c, w, control, base, r, at, from, next, true, s, p);
+            from = next;
+        }
+        step<S, false, false>(c, w, control, base, r, at, from, from, false, s, p);
+    }
+}
+
 /* An item's units, of which there is one at least. */
 template <typename S>
 DEVICE void attend(const fi_call &c, const struct work &w, struct control *control, u32 base,
@@ -149,7 +189,7 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     int left = uniform(w.units) - 1;
     int from = uniform(plan_unit_key(&w.at.tile, S::keys, unit_at<S>(w, 0)));
     int gap_key = 0, skip = 0; /* in registers */
-    if constexpr (S::backwards) {
+    if constexpr (S::backwards || S::ahead) {
         gap_key = uniform(w.gap_key);
         skip = uniform(w.at.tile.skip);
     }
@@ -157,6 +197,8 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
         key += S::step;
         if constexpr (S::backwards)
             return key - (key == gap_key ? skip : 0);
+        else if constexpr (S::ahead)
+            return key + (key == gap_key ? skip : 0);
         else
             return key + (key == w.gap_key ? w.at.tile.skip : 0);
     };
@@ -174,24 +216,14 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     if (left > 0)
         keys_wait<S>(w, control, at);
     if constexpr (S::ahead) {
-        float s[S::keys / 2];
-        if (left > 0) {
-            from = key_after(from);
-            scores_issue<S>(r, at, from, base, s);
-#pragma unroll 1
-            for (; left > 1; left--) {
-                const int next = key_after(from);
-                step<S, true>(c, w, control, base, r, at, from, next, true, s, p);
-                from = next;
-            }
-            step<S, false>(c, w, control, base, r, at, from, from, false, s, p);
-        }
+        if (left > 0)
+            attend_ahead<S>(c, w, control, base, r, at, key_after(from), left, key_after, p);
     } else {
 #pragma unroll 1
         for (; left > 0; left--) {
             float s[S::keys / 2];
             from = key_after(from);
-            step<S, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
+            step<S, false, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
         }
     }
     wgmma_fence();
@@ -283,15 +315,8 @@ template <typename S> DEVICE void prefill(const fi_call &c, char *shared)
     const int group = uniform((int)threadIdx.x / GROUP_THREADS);
     if (group == 0 || (S::feeders > 1 && group > S::groups)) {
         setmaxnreg_dec<S::producer_registers>();
-        if constexpr (S::feeders == 1) {
-            if (at.left > 0)
-                produce<S, FEED_KEYS | FEED_VALUES>(c, at, shared, control);
-        } else if (at.left > 0) {
-            if (group == 0)
-                produce<S, FEED_KEYS>(c, at, shared, control);
-            else
-                produce<S, FEED_VALUES>(c, at, shared, control);
-        }
+        if (at.left > 0)
+            produce<S>(c, at, shared, control, group != 0);
         pdl_wait();
         pdl_launch_dependents();
     } else {

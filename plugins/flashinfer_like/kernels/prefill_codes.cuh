@@ -7,10 +7,9 @@
  *   cache ----cp.async---> codes --registers--> stage    the same of aligned rows, without boxes
  *   cache ----------------------registers-----> stage    other rows
  *   k, v  --rounded to codes, and back--------> stage    new keys that are not in the cache
- *                                 \-----------> cache    of half a tile, which saves them on its way
  *
  * A key is what its code says: the scale of keys is in that of the scores, the scale of values in
- * the last division.
+ * the last division. Half a tile has loops of its own: prefill_half_codes.cuh.
  */
 #ifndef FI_PREFILL_CODES_CUH
 #define FI_PREFILL_CODES_CUH
@@ -20,8 +19,6 @@
 
 /* Units that are looked over for new keys without a slot before they are read from the cache. */
 #define LOOK_OVER 8
-
-#define BARRIER_FEED 4 /* 4, 5: named barriers of those who copy keys, and values */
 
 template <typename S> using code_ring = ring<S::codes ? S::code_slots : 1>;
 
@@ -170,10 +167,6 @@ DEVICE bool is_fresh(const fi_call &c, const struct work &w, int key)
     return !c.saved || c.batch.out_cache_loc[w.q.new_row + key - w.q.new_key] < 0;
 }
 
-/* What a warpgroup copies. */
-#define FEED_KEYS   1
-#define FEED_VALUES 2
-
 /* A lane's key of a warp's part of a unit, and what the table has for it. */
 struct code_key {
     int key, entry;
@@ -231,49 +224,6 @@ static __device__ __noinline__ void feed_any_codes(const fi_call &c, const struc
     if (fresh)
         take_fresh<S, S::dim_v>(c, (u64)place.v, fresh, v_scale_of(c, head), to);
     tell_stored(m.v_full + 8 * stage.slot);
-}
-
-/* The same of units, by a warpgroup that has their keys alone, or their values. The next unit's are
- * looked up before this one's are read, of which all pieces are on their way together. */
-template <typename S, bool values>
-DEVICE void feed_any_rows(const fi_call &c, const struct work &w, const feed_memory &m, int first,
-                          int units, ring<S::stages> &stage)
-{
-    constexpr int dim = values ? S::dim_v : S::dim, pieces = (dim / 16 + 3) / 4 * S::warp_keys / 8;
-    const bool aligned = c.operands.aligned & CALL_ALIGNED_CACHE;
-    const int head = w.at.head;
-    code_key next = look_up_code<S>(c, w, first);
-#pragma unroll 1
-    for (; units > 0; units--) {
-        const code_key k = next;
-        first += S::keys;
-        if (units > 1)
-            next = look_up_code<S>(c, w, first);
-        const index_place place = find_code(c, w, k);
-        const u64 mine = (u64)(values ? place.v : place.k);
-        const u32 fresh = __ballot_sync(~0u, k.is_new);
-        uint4 x[pieces];
-        int n = 0;
-        each_piece<S, dim, S::warp_keys / 8>([&](int row, int piece, bool is_there) {
-            const char *from = (const char *)__shfl_sync(~0u, mine, row);
-            if (is_there && k.is_here && !(fresh >> row & 1))
-                x[n] = load_codes(from + piece * 16, aligned);
-            n++;
-        });
-        barrier_wait((values ? m.v_empty : m.k_empty) + 8 * stage.slot, stage.phase ^ 1);
-        char *to = (values ? m.values + stage.slot * S::v_bytes : m.keys + stage.slot * S::k_bytes);
-        n = 0;
-        each_piece<S, dim, S::warp_keys / 8>([&](int row, int piece, bool is_there) {
-            if (is_there && k.is_here && !(fresh >> row & 1))
-                put_piece<S>(x[n], to, row, piece);
-            n++;
-        });
-        if (fresh)
-            take_fresh<S, dim>(c, mine, fresh, values ? v_scale_of(c, head) : k_scale_of(c, head),
-                               to);
-        tell_stored((values ? m.v_full : m.k_full) + 8 * stage.slot);
-        stage.advance();
-    }
 }
 
 /* ---- Ahead --------------------------------------------------------------------------------- */
@@ -334,82 +284,48 @@ DEVICE void boxes_start(const fi_call &c, const struct work &w, const feed_memor
     __syncwarp();
 }
 
-/* The same row by row; with `is_last` what is looked up is that of the next unit. */
-template <typename S, bool values, bool is_last>
+/* A warp's rows of codes. `mine`: where this lane's lies. */
+template <typename S, int dim> DEVICE void copy_code_rows(u64 mine, u32 to, u32 full)
+{
+#pragma unroll
+    for (int part = 0; part < S::parts; part++)
+        copy_rows<dim, S::warp_keys * ROW_BYTES>(mine, part * FI_GROUP,
+                                                 to + part * FI_GROUP * ROW_BYTES);
+    barrier_expect_copies(full);
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        barrier_arrive(full);
+}
+
+/* The same row by row; with values those of the next unit are looked up. */
+template <typename S, bool values>
 DEVICE void rows_start(const fi_call &c, const struct work &w, const feed_memory &m, int slot,
                        codes_ahead &b)
 {
     constexpr int slot_bytes = WARPS * (values ? S::warp_code_v_bytes : S::warp_code_bytes);
     const index_place place = find_key(c, w.q, w.at.head, row_key(w, b), b.page);
-    const u32 full = (values ? m.v_codes_full : m.k_codes_full) + 8 * slot;
-    const u32 to = (values ? m.v_codes : m.k_codes) + slot * slot_bytes;
-#pragma unroll
-    for (int part = 0; part < S::parts; part++)
-        copy_rows<values ? S::dim_v : S::dim, S::warp_keys * ROW_BYTES>(
-            (u64)(values ? place.v : place.k), part * FI_GROUP, to + part * FI_GROUP * ROW_BYTES);
-    barrier_expect_copies(full);
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        barrier_arrive(full);
-    if (is_last) {
+    copy_code_rows<S, values ? S::dim_v : S::dim>(
+        (u64)(values ? place.v : place.k), (values ? m.v_codes : m.k_codes) + slot * slot_bytes,
+        (values ? m.v_codes_full : m.k_codes_full) + 8 * slot);
+    if (values) {
         b.key += S::keys;
         b.page = *find_entry(c, w.q, row_key(w, b));
     }
 }
 
-template <typename S, int what, bool boxes, bool values>
+template <typename S, bool boxes, bool values>
 DEVICE void ahead_start(const fi_call &c, const struct work &w, const feed_memory &m, int slot,
                         codes_ahead &b)
 {
     if constexpr (boxes)
         boxes_start<S, values>(c, w, m, slot, b);
     else
-        rows_start<S, values, values || what == FEED_KEYS>(c, w, m, slot, b);
+        rows_start<S, values>(c, w, m, slot, b);
 }
 
-/* Has the unit, of which this warp's keys begin with `first`, new keys that are saved on the way? */
-template <typename S> DEVICE bool has_new(const fi_call &c, const struct work &w, int first)
-{
-    const int unit = first - warp_part() * S::warp_keys;
-    return c.saves && unit < w.hi && unit + S::keys > w.new_from;
-}
-
-/* They, or their values, over what boxes have brought there, by the warpgroup: a piece of eight
- * elements comes to where what its codes stand for is to lie; the codes go to the key's slot, if it has
- * one. A thread has a piece or two, as what is done once an item is all latency. `to`: of `first`. */
-template <typename S, bool values>
-DEVICE void feed_new(const fi_call &c, const struct work &w, int first, u32 to)
-{
-    constexpr int pieces = (values ? S::dim_v : S::dim) / 8;
-    const call_operands &o = c.operands;
-    const int unit = first - warp_part() * S::warp_keys, head = w.at.head;
-    const int begin = max(w.new_from, unit), count = min(w.hi, unit + S::keys) - begin;
-    const i64 row = w.q.new_row + begin - w.q.new_key, step = values ? o.v_row : o.k_row;
-    const char *from =
-        (const char *)(values ? o.v : o.k) + row * step + head * (values ? o.v_head : o.k_head);
-    const float scale = values ? v_scale_of(c, head) : k_scale_of(c, head);
-    named_sync(BARRIER_FEED + values, GROUP_THREADS); /* all boxes have been taken */
-#pragma unroll 1
-    for (int i = thread_here() % GROUP_THREADS; i < count * pieces; i += GROUP_THREADS) {
-        const int r = i / pieces, piece = i % pieces;
-        const uint4 x = *(const uint4 *)(from + r * step + piece * 16);
-        const i64 slot = c.batch.out_cache_loc[row + r];
-        const uint2 codes = quantise_piece(S::codes, S::is_f16, x, scale);
-        const uint2 low = codes_to_elements<S>(codes.x), high = codes_to_elements<S>(codes.y);
-        if (slot >= 0) {
-            char *key, *value;
-            find_slot(c, slot, head, &key, &value);
-            *(uint2 *)((values ? value : key) + piece * 8) = codes;
-        }
-        shared_store(to + (unit - first) * ROW_BYTES +
-                         piece_at<S::panel_bytes>(begin - unit + r, piece),
-                     make_uint4(low.x, low.y, high.x, high.y));
-    }
-}
-
-/* Units whose keys all come in boxes, but for new ones that are saved on the way, or as rows. Boxes
- * after the sequence's end are copied too, whatever is there: no row sees it. */
-template <typename S, int what, bool boxes>
+/* Units whose keys all come in boxes, or as rows. Boxes after the sequence's end are copied too,
+ * whatever is there: no row sees it. */
+template <typename S, bool boxes>
 DEVICE void feed_ahead(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
@@ -417,38 +333,26 @@ DEVICE void feed_ahead(const fi_call &c, const struct work &w, const feed_memory
     ahead_begin<S, boxes>(c, w, m, first, b);
     code_ring<S> ahead = codes;
     for (int n = 0; n < min(units, S::code_slots); n++) {
-        if constexpr (what & FEED_KEYS)
-            ahead_start<S, what, boxes, false>(c, w, m, ahead.slot, b);
-        if constexpr (what & FEED_VALUES)
-            ahead_start<S, what, boxes, true>(c, w, m, ahead.slot, b);
+        ahead_start<S, boxes, false>(c, w, m, ahead.slot, b);
+        ahead_start<S, boxes, true>(c, w, m, ahead.slot, b);
         ahead.advance();
     }
 #pragma unroll 1
     for (; units > 0; units--) {
-        if constexpr (what & FEED_KEYS) {
-            barrier_wait(m.k_codes_full + 8 * codes.slot, codes.phase);
-            barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
-            const u32 to = shared_address(m.keys) + stage.slot * S::k_bytes;
-            take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes), to);
-            if constexpr (boxes && S::feeders > 1)
-                if (has_new<S>(c, w, first))
-                    feed_new<S, false>(c, w, first, to);
-            tell_stored(m.k_full + 8 * stage.slot);
-            if (units > S::code_slots)
-                ahead_start<S, what, boxes, false>(c, w, m, codes.slot, b);
-        }
-        if constexpr (what & FEED_VALUES) {
-            barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
-            barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
-            const u32 to = shared_address(m.values) + stage.slot * S::v_bytes;
-            take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes), to);
-            if constexpr (boxes && S::feeders > 1)
-                if (has_new<S>(c, w, first))
-                    feed_new<S, true>(c, w, first, to);
-            tell_stored(m.v_full + 8 * stage.slot);
-            if (units > S::code_slots)
-                ahead_start<S, what, boxes, true>(c, w, m, codes.slot, b);
-        }
+        barrier_wait(m.k_codes_full + 8 * codes.slot, codes.phase);
+        barrier_wait(m.k_empty + 8 * stage.slot, stage.phase ^ 1);
+        take_codes<S, S::dim>(m.k_codes + codes.slot * (WARPS * S::warp_code_bytes),
+                              shared_address(m.keys) + stage.slot * S::k_bytes);
+        tell_stored(m.k_full + 8 * stage.slot);
+        if (units > S::code_slots)
+            ahead_start<S, boxes, false>(c, w, m, codes.slot, b);
+        barrier_wait(m.v_codes_full + 8 * codes.slot, codes.phase);
+        barrier_wait(m.v_empty + 8 * stage.slot, stage.phase ^ 1);
+        take_codes<S, S::dim_v>(m.v_codes + codes.slot * (WARPS * S::warp_code_v_bytes),
+                                shared_address(m.values) + stage.slot * S::v_bytes);
+        tell_stored(m.v_full + 8 * stage.slot);
+        if (units > S::code_slots)
+            ahead_start<S, boxes, true>(c, w, m, codes.slot, b);
         codes.advance();
         stage.advance();
         first += S::keys;
@@ -460,8 +364,6 @@ DEVICE void feed_ahead(const fi_call &c, const struct work &w, const feed_memory
 template <typename S>
 DEVICE int count_cached(const fi_call &c, const struct work &w, int first, int units)
 {
-    if (S::feeders > 1 && c.saves)
-        return units;
     if (first + S::warp_keys <= w.new_from)
         return min(units, (w.new_from - S::warp_keys - first) / S::keys + 1);
     if (!c.saved)
@@ -475,24 +377,26 @@ DEVICE int count_cached(const fi_call &c, const struct work &w, int first, int u
     return min(min(units, LOOK_OVER), __ffs((int)(fresh | 1u << LOOK_OVER)) - 1);
 }
 
+/* Do keys of the cache come ahead, in boxes or as rows? */
+DEVICE bool is_ahead(const fi_call &c, const struct work &w)
+{
+    return w.hi > 0 &&
+           (c.has_maps ? c.page_shift >= 0 : (c.operands.aligned & CALL_ALIGNED_CACHE) != 0);
+}
+
 /* Units from the warp's key `first` on. */
-template <typename S, int what>
+template <typename S>
 DEVICE void feed_codes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
-    const bool is_ahead =
-        (c.has_maps ? c.page_shift >= 0 : (c.operands.aligned & CALL_ALIGNED_CACHE) != 0) &&
-        w.hi > 0;
+    const bool ahead = is_ahead(c, w);
 #pragma unroll 1
     while (units > 0) {
-        int count = is_ahead ? count_cached<S>(c, w, first, units) : 0;
+        int count = ahead ? count_cached<S>(c, w, first, units) : 0;
         if (count > 0 && c.has_maps) {
-            feed_ahead<S, what, true>(c, w, m, first, count, stage, codes);
+            feed_ahead<S, true>(c, w, m, first, count, stage, codes);
         } else if (count > 0) {
-            feed_ahead<S, what, false>(c, w, m, first, count, stage, codes);
-        } else if constexpr (S::feeders > 1) {
-            count = is_ahead ? 1 : units;
-            feed_any_rows<S, what == FEED_VALUES>(c, w, m, first, count, stage);
+            feed_ahead<S, false>(c, w, m, first, count, stage, codes);
         } else {
             feed_any_codes<S>(c, w, m, first, stage);
             stage.advance();

@@ -16,7 +16,7 @@
 #ifndef FI_PREFILL_FEED_CUH
 #define FI_PREFILL_FEED_CUH
 
-#include "plugins/flashinfer_like/kernels/prefill_codes.cuh"
+#include "plugins/flashinfer_like/kernels/prefill_half_codes.cuh"
 #include "plugins/flashinfer_like/kernels/prefill_queries.cuh"
 
 /* ---- A unit -------------------------------------------------------------------------------- */
@@ -248,14 +248,16 @@ template <typename S> DEVICE int count_units(const struct work &w, int begin)
     return before > 0 ? min(before, count) : count;
 }
 
-template <typename S, int what>
-DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, int begin,
-                       int units, ring<S::stages> &stage, code_ring<S> &codes)
+template <typename S>
+DEVICE void feed_units(const fi_call &c, const struct work &w, const feed_memory &m, bool is_value,
+                       int begin, int units, ring<S::stages> &stage, code_ring<S> &codes)
 {
     int first =
         plan_unit_key(&w.at.tile, S::keys, unit_at<S>(w, begin)) + warp_part() * S::warp_keys;
-    if constexpr (S::codes) {
-        feed_codes<S, what>(c, w, m, first, units, stage, codes);
+    if constexpr (S::feeders > 1) {
+        feed_side<S>(c, w, m, is_value, first, units, stage, codes);
+    } else if constexpr (S::codes) {
+        feed_codes<S>(c, w, m, first, units, stage, codes);
     } else {
         feed_elements<S>(c, w, m, first, units, stage);
     }
@@ -307,12 +309,13 @@ template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w
 
 /* The next item is looked up, and where there is room its queries are fetched, when as much of this
  * one is on its way as the stages hold. What the plan and the batch tell of the first is read before
- * the kernel before ends. */
-template <typename S, int what>
-DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
+ * the kernel before ends. `is_value`: what it copies, where two warpgroups do. */
+template <typename S>
+DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control,
+                    bool is_value)
 {
     struct work *w = control->feeds[warp_part()];
-    if constexpr (what == FEED_VALUES)
+    if (S::feeders > 1 && is_value)
         w = ((struct two_feeds *)control)->value_feeds[warp_part()];
     struct work *next = w + 1;
     const int mine = warp_part() * S::warp_keys * ROW_BYTES;
@@ -331,7 +334,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
     code_ring<S> codes;
     ring<S::q_slots> slot;
     auto start = [&](const struct work &item) {
-        if constexpr (what == FEED_KEYS)
+        if (S::feeders > 1 && !is_value)
             return; /* which come first */
         barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
         start_item<S>(c, item, shared, control, slot.slot);
@@ -345,7 +348,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
 #pragma unroll 1
         for (int begin = 0, count; begin < w->units; begin += count) {
             count = count_units<S>(*w, begin);
-            feed_units<S, what>(c, *w, m, begin, count, stage, codes);
+            feed_units<S>(c, *w, m, is_value, begin, count, stage, codes);
             if (begin > 0)
                 continue;
             find_work<S>(c, after<S>(c, *w), false, next);

@@ -44,6 +44,7 @@ struct prefill_shape {
         HAS_HOPPER && rows_ == FI_PREFILL_ROWS && codes == 0 && (sloped || dim == 64 || dim == 128);
     static constexpr bool ahead =
         (backwards && dim <= 64) || (HAS_HOPPER && rows_ < FI_PREFILL_ROWS && codes != 0);
+    static constexpr bool has_whole = ahead && codes != 0; /* a loop of its own: attend_ahead() */
 
     static constexpr int rows = rows_;
     static constexpr int groups = rows / GROUP_ROWS;
