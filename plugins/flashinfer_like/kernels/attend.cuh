@@ -42,11 +42,11 @@
 template <typename S>
 static __device__ __forceinline__ void group_scores(const fi_call &c, const item<S> &it,
                                                     const char *shared, const char *stage,
-                                                    float (&score)[2][4])
+                                                    int before, float (&score)[2][4])
 {
     const char *k = stage + warp_part() * S::k_bytes;
     if constexpr (!S::quantised)
-        gemm_qk<S>(it, shared, k, score);
+        gemm_qk<S>(it, shared, k, before, score);
     else if (!S::may_not_fit || it.fits)
         gemm_qk_fp8<S, true>(it, shared, k, score);
     else
@@ -59,11 +59,11 @@ static __device__ __forceinline__ void group_scores(const fi_call &c, const item
 /* Their probabilities times their values. */
 template <typename S>
 static __device__ __forceinline__ void group_values(const float (&score)[2][4], u32 seen,
-                                                    const char *stage, item<S> &it)
+                                                    const char *stage, int before, item<S> &it)
 {
     const char *v = stage + WARPS * S::k_bytes + warp_part() * S::v_bytes;
     if constexpr (!S::quantised)
-        gemm_pv<S>(round_probabilities<S::is_f16>(score, seen), v, it);
+        gemm_pv<S>(round_probabilities<S::is_f16>(score, seen), v, before, it);
     else if (S::is_f16 || fit_half(score))
         gemm_pv_fp8<S, true>(round_probabilities<true>(score, seen), v, it);
     else
@@ -78,9 +78,9 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
 {
     float group[1][2][4] = {};
     float(&score)[2][4] = group[0];
-    int from = cursor_key(at);
+    int from = cursor_key(at), before = pieces_before<S>(at.head);
     u32 seen = 15;
-    group_scores<S>(c, it, shared, stage, score);
+    group_scores<S>(c, it, shared, stage, before, score);
     if (c.cap != 0 && !c.operands.slopes)
         scores_cap(c.cap, score);
     if (is_sloped(c))
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
         seen = warp_or(is_range(c) ? scores_cut<S>(c, at, it, score)
                                    : scores_mask<S>(c, at, it, score));
     softmax_update<S>(group, it);
-    group_values<S>(score, seen, stage, it);
+    group_values<S>(score, seen, stage, before, it);
 }
 
 /* A unit that has come; its stage is free again. */
@@ -117,9 +117,10 @@ static __device__ __forceinline__ bool is_pair(const fi_call &c, const cursor &a
 
 /* Two units at once, of which a warp waits half as long for its own instructions. */
 template <typename S>
-static __device__ __forceinline__ void consume_pair(const fi_call &c, item<S> &it, ring &r,
-                                                    char *shared)
+static __device__ __forceinline__ void consume_pair(const fi_call &c, const cursor &at, item<S> &it,
+                                                    ring &r, char *shared)
 {
+    int before = pieces_before<S>(at.head);
     float score[2][2][4] = {};
     const char *stage[2];
     const ring first = r;
@@ -127,14 +128,14 @@ static __device__ __forceinline__ void consume_pair(const fi_call &c, item<S> &i
     for (int g = 0; g < 2; g++) {
         barrier_wait(full_barrier<S>(shared, r.stage), r.parity);
         stage[g] = shared + r.stage * S::stage_bytes;
-        group_scores<S>(c, it, shared, stage[g], score[g]);
+        group_scores<S>(c, it, shared, stage[g], before, score[g]);
         if (g == 0)
             ring_next<S>(r);
     }
     softmax_update<S>(score, it);
 #pragma unroll
     for (int g = 0; g < 2; g++)
-        group_values<S>(score[g], 15, stage[g], it);
+        group_values<S>(score[g], 15, stage[g], before, it);
     __syncwarp();
     if ((threadIdx.x & 31) < 2)
         barrier_arrive(empty_barrier<S>(shared, (threadIdx.x & 31) == 0 ? first.stage : r.stage));
@@ -173,7 +174,7 @@ static __device__ __forceinline__ void consume(const fi_call &c, const fi_start 
         PROFILE_UNIT;
         PROFILE(0);
         if (S::in_pairs && !splits && is_pair(c, at, it)) {
-            consume_pair(c, it, r, shared);
+            consume_pair(c, at, it, r, shared);
             walk_next(&c, block_here(), &at, FI_KEYS);
         } else if (S::by_item || S::teams == 1 || turn == team) {
             barrier_wait(full_barrier<S>(shared, r.stage), r.parity);

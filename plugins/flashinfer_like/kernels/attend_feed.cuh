@@ -85,15 +85,16 @@ template <typename S>
 static __device__ __forceinline__ void start_boxes(const box_place &box, char *keys, char *values,
                                                    u32 barrier)
 {
+    int column = -8 * pieces_before<S>(box.head);
     barrier_arrive_expect(barrier, S::k_bytes + S::v_bytes);
 #pragma unroll
     for (int d = 0; d < S::dim; d += S::panel)
-        tensor_load(shared_address(keys) + d / S::panel * PANEL_BYTES, box.k_map, barrier, d,
-                    box.at, box.head, box.page);
+        tensor_load(shared_address(keys) + d / S::panel * PANEL_BYTES, box.k_map, barrier,
+                    column + d, box.at, box.head, box.page);
 #pragma unroll
     for (int d = 0; d < S::v_dim; d += S::panel)
-        tensor_load(shared_address(values) + d / S::panel * PANEL_BYTES, box.v_map, barrier, d,
-                    box.at, box.head, box.page);
+        tensor_load(shared_address(values) + d / S::panel * PANEL_BYTES, box.v_map, barrier,
+                    column + d, box.at, box.head, box.page);
 }
 
 /* ---- Row by row ---------------------------------------------------------------------------- */
@@ -103,14 +104,15 @@ static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &
                                                   char *values, u32 barrier)
 {
     int first = cursor_key(f.at);
+    int before = pieces_before<S>(f.at.head);
     index_place place = find_key(c, f.q, f.at.head, feed_key(c, f.at), f.entry);
     if (has_aligned(c, f.q, first)) {
-        copy_rows<S::dim * 2, PANEL_BYTES>((u64)place.k, 0, shared_address(keys));
-        copy_rows<S::v_dim * 2, PANEL_BYTES>((u64)place.v, 0, shared_address(values));
+        copy_rows<S::dim * 2, PANEL_BYTES>((u64)place.k, 0, shared_address(keys), 0, before);
+        copy_rows<S::v_dim * 2, PANEL_BYTES>((u64)place.v, 0, shared_address(values), 0, before);
         barrier_expect_copies(barrier);
     } else {
-        copy_rows_slow<S::dim, PANEL_BYTES>((u64)place.k, 0, keys);
-        copy_rows_slow<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values);
+        copy_rows_slow<S::dim, PANEL_BYTES>((u64)place.k, 0, keys, before);
+        copy_rows_slow<S::v_dim, PANEL_BYTES>((u64)place.v, 0, values, before);
     }
 }
 
@@ -218,12 +220,13 @@ static __device__ __forceinline__ void feed_start(const fi_call &c, const feed &
 /* Have a group's keys and values brought to the L2. */
 template <typename S> static __device__ __forceinline__ void prefetch_group(const box_place &box)
 {
+    int column = -8 * pieces_before<S>(box.head);
 #pragma unroll
     for (int d = 0; d < S::dim; d += S::panel)
-        prefetch_box(box.k_map, d, box.at, box.head, box.page);
+        prefetch_box(box.k_map, column + d, box.at, box.head, box.page);
 #pragma unroll
     for (int d = 0; d < S::v_dim; d += S::panel)
-        prefetch_box(box.v_map, d, box.at, box.head, box.page);
+        prefetch_box(box.v_map, column + d, box.at, box.head, box.page);
 }
 
 /* That of the group at hand, whoever may still write it. */

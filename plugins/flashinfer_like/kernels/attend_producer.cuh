@@ -45,7 +45,7 @@ template <typename S>
 static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int run, ring &r,
                                                   char *shared)
 {
-    int lane = (int)threadIdx.x & 31, head = f.at.head;
+    int lane = (int)threadIdx.x & 31, head = f.at.head, column = -8 * pieces_before<S>(head);
     int key = cursor_key(f.at) + lane * S::producers * FI_KEYS;
     u32 keys = shared_address(shared) + warp_part() * S::k_bytes;
     u32 values = shared_address(shared) + WARPS * S::k_bytes + warp_part() * S::v_bytes;
@@ -62,12 +62,12 @@ static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int
                 barrier_arrive_expect(full, S::k_bytes + S::v_bytes);
 #pragma unroll
                 for (int d = 0; d < S::dim; d += S::panel)
-                    tensor_load(keys + stage + d / S::panel * PANEL_BYTES, &c.k_map, full, d, at,
-                                head, page);
+                    tensor_load(keys + stage + d / S::panel * PANEL_BYTES, &c.k_map, full,
+                                column + d, at, head, page);
 #pragma unroll
                 for (int d = 0; d < S::v_dim; d += S::panel)
-                    tensor_load(values + stage + d / S::panel * PANEL_BYTES, &c.v_map, full, d, at,
-                                head, page);
+                    tensor_load(values + stage + d / S::panel * PANEL_BYTES, &c.v_map, full,
+                                column + d, at, head, page);
             }
             __syncwarp();
             for (int team = 0; team < S::producers; team++)
@@ -84,6 +84,7 @@ static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, 
                                                      char *shared)
 {
     int lane = (int)threadIdx.x & 31, part = lane / GROUP_KEYS, head = f.at.head;
+    int before = pieces_before<S>(head);
     int key = cursor_key(f.at) + part * S::producers * FI_KEYS + lane % GROUP_KEYS;
     int entry = part < run ? *find_entry(c, f.q, key) : 0;
     u32 keys = shared_address(shared) + warp_part() * S::k_bytes;
@@ -97,9 +98,10 @@ static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, 
         for (int u = 0; u < min(2, run - unit); u++) {
             u32 full = full_barrier<S>(shared, r.stage), stage = r.stage * S::stage_bytes;
             barrier_wait(empty_barrier<S>(shared, r.stage), r.parity);
-            copy_rows<S::dim * S::size, PANEL_BYTES>((u64)place.k, u * GROUP_KEYS, keys + stage);
-            copy_rows<S::v_dim * S::size, PANEL_BYTES>((u64)place.v, u * GROUP_KEYS,
-                                                       values + stage);
+            copy_rows<S::dim * S::size, PANEL_BYTES>((u64)place.k, u * GROUP_KEYS, keys + stage, 0,
+                                                     before);
+            copy_rows<S::v_dim * S::size, PANEL_BYTES>((u64)place.v, u * GROUP_KEYS, values + stage,
+                                                       0, before);
             barrier_expect_copies(full);
             __syncwarp();
             if (lane == 0)

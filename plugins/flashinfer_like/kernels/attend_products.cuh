@@ -17,13 +17,13 @@
 
 /* ---- Scores -------------------------------------------------------------------------------- */
 
-/* score[j]: products of the rows with keys 8j to 8j + 7. */
+/* score[j]: products of the rows with keys 8j to 8j + 7. `before`: pieces of a panel before a row. */
 template <typename S>
 static __device__ __forceinline__ void gemm_qk(const item<S> &it, const char *shared, const char *k,
-                                               float (&score)[2][4])
+                                               int before, float (&score)[2][4])
 {
     int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
-    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, lane >> 3 & 1);
+    u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, before + (lane >> 3 & 1));
     u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
     float odd[2][4] = {}; /* two sums for each: half as many products wait for one another */
 #pragma unroll
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void gemm_qk(const item<S> &it, const char *sh
             load_matrices(a, queries + d * 32);
         for (int n = 0; n < 4 && !S::q_in_shared; n++)
             a[n] = it.a[S::q_in_shared ? 0 : d][n];
-        load_matrices(b, (keys ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+        load_matrices(b, (keys ^ (d & 3) << 5) + panel_of<S>(d, before));
         multiply<S::is_f16>(d % 2 ? odd[0] : score[0], a, b[0], b[1]);
         multiply<S::is_f16>(d % 2 ? odd[1] : score[1], a, b[2], b[3]);
     }
@@ -101,14 +101,15 @@ struct probabilities {
 
 /* out += probabilities x values. */
 template <typename S>
-static __device__ __forceinline__ void gemm_pv(const probabilities &w, const char *v, item<S> &it)
+static __device__ __forceinline__ void gemm_pv(const probabilities &w, const char *v, int before,
+                                               item<S> &it)
 {
     int lane = (int)threadIdx.x & 31;
-    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, lane >> 4);
+    u32 values = shared_address(v) + piece_at<PANEL_BYTES>(lane & 15, before + (lane >> 4));
 #pragma unroll
     for (int d = 0; d < S::v_dim / 16; d++) {
         u32 b[4];
-        load_matrices_transposed(b, (values ^ (d & 3) << 5) + d / 4 * PANEL_BYTES);
+        load_matrices_transposed(b, (values ^ (d & 3) << 5) + panel_of<S>(d, before));
         multiply<S::is_f16>(it.out[d * 2], w.p, b[0] & w.kept[0], b[1] & w.kept[1]);
         multiply<S::is_f16>(it.out[d * 2 + 1], w.p, b[2] & w.kept[0], b[3] & w.kept[1]);
     }

@@ -58,6 +58,9 @@ struct attend_shape {
                                                            : 208;
     static constexpr int size = quantised ? 1 : 2; /* bytes of an element */
     static constexpr int panel = 128 / size;       /* elements of a row that lie side by side */
+    /* Where rows are panels and a half, those of every second head begin half a panel on: there a
+     * panel is a line of 128 bytes of memory, where heads lie side by side. */
+    static constexpr bool has_halves = !quantised && dim == v_dim && dim * 2 % 128 == 64;
     static constexpr int k_bytes = (dim + panel - 1) / panel * PANEL_BYTES; /* of a group */
     static constexpr int v_bytes = (v_dim + panel - 1) / panel * PANEL_BYTES;
     /* Probabilities are worked with times 2^lift where they become f16, which has few small
@@ -128,6 +131,19 @@ template <typename S> static __device__ __forceinline__ u32 empty_barrier(char *
 static __device__ __forceinline__ int cursor_key(const cursor &at)
 {
     return at.tile.lo + at.unit * FI_KEYS + warp_part() * GROUP_KEYS;
+}
+
+/* Of a head's rows, the panel's pieces before their first. */
+template <typename S> static __device__ __forceinline__ int pieces_before(int head)
+{
+    return S::has_halves ? (head & 1) * 4 : 0;
+}
+
+/* The bytes from a row's first panel to the one with 16 dimensions, the d-th. */
+template <typename S> static __device__ __forceinline__ u32 panel_of(int d, int before)
+{
+    return S::has_halves && d % 4 >= 2 ? (d / 4 * 4 + before) / 4 * PANEL_BYTES
+                                       : d / 4 * PANEL_BYTES;
 }
 
 /* ---- Teams --------------------------------------------------------------------------------- */

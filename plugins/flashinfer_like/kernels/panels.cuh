@@ -67,34 +67,37 @@ static __device__ __forceinline__ int piece_row(void)
 }
 
 /* Rows of a group, whose places are those of 16 lanes from the first on; but for those that
- * `omitted` has a bit for. A warp that copies takes some five cycles an instruction: a lane finds two
- * rows, and distances between its pieces are constants. */
+ * `omitted` has a bit for. `before`: pieces that are left out before a row, none or half a panel. A warp
+ * that copies takes some five cycles an instruction: a lane finds two rows, and distances between its
+ * pieces are constants. */
 template <int row_bytes, int panel_bytes>
-static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u32 omitted = 0)
+static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u32 omitted = 0,
+                                                 int before = 0)
 {
     constexpr int pieces = row_bytes / 16; /* of a row */
     const int row = piece_row(), piece = (int)threadIdx.x & 3;
-    const u32 near = to + piece_at<panel_bytes>(row, piece), far = near ^ 4 * 16;
+    const u32 whole = to + piece_at<panel_bytes>(row, piece), half = whole ^ 4 * 16;
+    const u32 even = before ? half : whole, odd = before ? whole + panel_bytes : half;
 #pragma unroll
     for (int above = 0; above < GROUP_KEYS; above += 8) {
         const char *from = (const char *)__shfl_sync(~0u, mine, first + above + row) + piece * 16;
 #pragma unroll
         for (int n = 0; n < pieces; n += 4)
             if ((pieces % 4 == 0 || n + piece < pieces) && !(omitted >> (above + row) & 1))
-                copy16((n & 4 ? far : near) + n / 8 * panel_bytes + above * 128, from + n * 16);
+                copy16((n & 4 ? odd : even) + n / 8 * panel_bytes + above * 128, from + n * 16);
     }
 }
 
 /* The same where rows do not begin at multiples of 16 bytes. */
 template <int dim, int panel_bytes>
-static __device__ __forceinline__ void copy_rows_slow(u64 mine, int first, char *to)
+static __device__ __forceinline__ void copy_rows_slow(u64 mine, int first, char *to, int before = 0)
 {
 #pragma unroll 1
     for (int row = 0; row < GROUP_KEYS; row++) {
         const u16 *from = (const u16 *)__shfl_sync(~0u, mine, first + row);
 #pragma unroll 1
         for (int d = (int)threadIdx.x & 31; d < dim; d += 32)
-            *(u16 *)(to + piece_at<panel_bytes>(row, d / 8) + d % 8 * 2) = from[d];
+            *(u16 *)(to + piece_at<panel_bytes>(row, before + d / 8) + d % 8 * 2) = from[d];
     }
 }
 
