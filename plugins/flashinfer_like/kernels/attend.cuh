@@ -85,11 +85,15 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
         scores_cap(c.cap, score);
     if (is_sloped(c))
         scores_slope<S>(c, at, it, score);
-    if (from < it.all_lo || from + GROUP_KEYS > it.all_hi)
+    const bool is_border = from < it.all_lo || from + GROUP_KEYS > it.all_hi;
+    if (is_border)
         seen = warp_or(is_range(c) ? scores_cut<S>(c, at, it, score)
                                    : scores_mask<S>(c, at, it, score));
     softmax_update<S>(group, it);
-    group_values<S>(score, seen, stage, before, it);
+    if (S::has_inner && !is_border)
+        group_values<S>(score, 15, stage, before, it);
+    else
+        group_values<S>(score, seen, stage, before, it);
 }
 
 /* A unit that has come; its stage is free again. */

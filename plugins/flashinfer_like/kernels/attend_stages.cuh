@@ -44,6 +44,8 @@ struct attend_shape {
     /* Two units at once where keys come sooner than one team has multiplied them: of short rows, and
      * over fp8 where a block has one team. */
     static constexpr bool in_pairs = (by_item && dim <= 64) || (quantised && blocks == 2);
+    /* Units that all rows see have code of their own, which leaves no values out. */
+    static constexpr bool has_inner = teams == 1 && !quantised && dim == 128;
     static constexpr int item_warps = by_item ? WARPS : warps; /* that have an item together */
     static constexpr int item_threads = item_warps * 32;
     static constexpr int apart = warps / item_warps; /* items at a time */
@@ -60,7 +62,7 @@ struct attend_shape {
     static constexpr int panel = 128 / size;       /* elements of a row that lie side by side */
     /* Where rows are panels and a half, those of every second head begin half a panel on: there a
      * panel is a line of 128 bytes of memory, where heads lie side by side. */
-    static constexpr bool has_halves = !quantised && dim == v_dim && dim * 2 % 128 == 64;
+    static constexpr bool has_halves = by_item && dim == v_dim && dim * 2 % 128 == 64;
     static constexpr int k_bytes = (dim + panel - 1) / panel * PANEL_BYTES; /* of a group */
     static constexpr int v_bytes = (v_dim + panel - 1) / panel * PANEL_BYTES;
     /* Probabilities are worked with times 2^lift where they become f16, which has few small

@@ -44,11 +44,12 @@
 
 /* Of attend: blocks of a multiprocessor. Of short rows it is two, with fewer stages: while one
  * waits for a merge, or for its first keys, the other multiplies. Longer rows lose more by fewer
- * registers and stages than that saves. For many items there are as many stages as fit, up to
- * FI_MANY_DIM dimensions; over fp8 two blocks. A multiprocessor has one block of any other kernel. */
+ * registers and stages than that saves. For many items, up to FI_MANY_DIM dimensions, there are as
+ * many stages as fit, of 96 dimensions three: requests for parts of lines crowd the memory. Over fp8
+ * there are two blocks. A multiprocessor has one block of any other kernel. */
 #define FI_ATTEND_ROOM(dim)         ((dim) > 64 ? 1 : 2)
 #define FI_MANY_DIM                 128
-#define FI_MANY_STAGES(dim, stages) ((dim) > 64 ? (stages) : 8)
+#define FI_MANY_STAGES(dim, stages) ((dim) == 96 ? 3 : (dim) > 64 ? (stages) : 8)
 
 /* Bytes of shared memory of attend: stages with their barriers, queries of more than 128 dimensions,
  * what warps exchange, the rows' largest logits. `size`: of an element. attend_shape has the places. */
