@@ -24,8 +24,10 @@ enum {
     FEW_ITEMS = 4,  /* items of few rows, for multiprocessors of that number: a block has one */
     HALF_ITEMS = 3, /* of two multiprocessors, where they have two blocks each otherwise: columns
                        have parts of one item alone up to there; */
-    PAIR_ITEMS = 2, /* of five, of decodes with a tile for each sequence and KV head */
-    MANY_ITEMS = 3  /* of a multiprocessor, for two blocks of it */
+    PAIR_ITEMS = 2, /* of five, of decodes with a tile for each sequence and KV head; */
+    LONG_ITEMS = 1, /* the same of as many units of a multiprocessor as LONG_UNITS */
+    LONG_UNITS = 15,
+    MANY_ITEMS = 3 /* of a multiprocessor, for two blocks of it */
 };
 
 int64_t fi_count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size)
@@ -119,16 +121,18 @@ int fi_is_half(const fi_group *group, const cuda_extent *extent, int64_t keys, i
 
 /* Two teams instead of two blocks with a team each, which are as fast where tiles of a sequence find
  * each other's keys in the L2, and save the new keys of several queries. */
-static int is_many_for_two(const cuda_group *group, const cuda_extent *extent, int64_t items,
-                           int64_t sms)
+static int is_many_for_two(const cuda_group *group, const cuda_extent *extent, int64_t keys,
+                           int64_t items, int64_t sms)
 {
-    int has_pairs = extent->q_len == 1 && group->ratio <= FI_ROWS;
-    return has_pairs ? items * 5 >= PAIR_ITEMS * sms : items * 2 >= HALF_ITEMS * sms;
+    if (extent->q_len > 1 || group->ratio > FI_ROWS)
+        return items * 2 >= HALF_ITEMS * sms;
+    int is_long = items * windowed(group, extent, keys) >= LONG_UNITS * FI_KEYS * sms;
+    return items * 5 >= (is_long ? LONG_ITEMS : PAIR_ITEMS) * sms;
 }
 
 /* One that a multiprocessor has two blocks of must not be kept to some of them: they could be on as
  * many as there are blocks. */
-int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms)
+int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int is_fp8 = cuda_is_fp8(group->base.kv_dtype);
     int kernel = is_fp8 ? KERNEL_CODES_MANY : KERNEL_ATTEND_MANY;
@@ -142,6 +146,6 @@ int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms)
     if (has_two)
         return items >= MANY_ITEMS * sms;
     if (!is_fp8 && group->shape->kernels[KERNEL_ATTEND].blocks > 1 && sms == group->num_sms)
-        return is_many_for_two(&group->base, extent, items, sms);
+        return is_many_for_two(&group->base, extent, keys, items, sms);
     return items * FEW_ITEMS >= sms;
 }

@@ -30,7 +30,8 @@ enum {
     SHORT_MOST = 64,            /* the same where an estimate says that they are sooner */
     SAVE_BLOCKS = 8,            /* blocks of fi_save for each multiprocessor */
     ALONE_KEYS = 1024,          /* of one sequence: more go to one block a multiprocessor */
-    ALONE_HEADS = 8,            /* KV heads of it, at least */
+    ALONE_HEADS = 8,            /* KV heads of it, at least; */
+    ALONE_MANY = 32,            /* of so many, as many keys are enough */
     FEW_SAVED = 4,              /* new keys of a sequence that attention over fp8 saves */
     SAVE_PIECES = 1024,         /* of 16 bytes: what a block of attention saves on its way */
     LEAST_SPLIT = FI_KEYS,      /* keys, as FI_OPTIONS says */
@@ -217,9 +218,9 @@ static inline int fi_half_kernel(const fi_group *group)
     return cuda_is_fp8(group->base.kv_dtype) ? KERNEL_PREFILL_HALF_CODES : KERNEL_PREFILL_HALF;
 }
 
-/* Are a batch's tiles of FI_ROWS so many that the kernel for many items is faster? `sms`: those
- * that the batch may have. */
-int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t sms);
+/* Are a batch's tiles of FI_ROWS so many that the kernel for many items is faster? `keys`: of a
+ * sequence; `sms`: those that the batch may have. */
+int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 

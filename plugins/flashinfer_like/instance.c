@@ -223,8 +223,9 @@ static fi_grid find_grid(const fi_group *group, const attn_bounds *bounds, uint3
  * two: keys come as fast, an item has half as many parts, and the next launch finds room. */
 static int is_alone(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
-    return kernel == KERNEL_ATTEND && bounds->max_seqs == 1 && bounds->max_kv_len > ALONE_KEYS &&
-           group->base.kv_heads >= ALONE_HEADS &&
+    const int64_t keys = bounds->max_kv_len, heads = group->base.kv_heads;
+    return kernel == KERNEL_ATTEND && bounds->max_seqs == 1 && heads >= ALONE_HEADS &&
+           (keys > ALONE_KEYS || keys * heads >= ALONE_KEYS * ALONE_MANY) &&
            (int64_t)bounds->max_q_len * group->base.ratio <= FI_ROWS;
 }
 

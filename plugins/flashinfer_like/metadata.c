@@ -343,7 +343,8 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
         return fi_half_kernel(group);
     if (!few)
         return is_fp8 ? KERNEL_PREFILL_CODES : KERNEL_PREFILL;
-    if (fi_is_many(group, &extent, cuda_plan_num_sms(&metadata->plan, group->num_sms)))
+    if (fi_is_many(group, &extent, fi_most_keys(&metadata->plan, &group->base),
+                   cuda_plan_num_sms(&metadata->plan, group->num_sms)))
         return is_fp8 ? KERNEL_CODES_MANY : KERNEL_ATTEND_MANY;
     return is_fp8 ? KERNEL_CODES : KERNEL_ATTEND;
 }

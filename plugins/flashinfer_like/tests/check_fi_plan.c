@@ -757,26 +757,60 @@ TEST_OF(planner, grids)
         }
 }
 
-/* Of 64 dimensions two teams come instead of two blocks: sooner for decodes of few heads. */
-TEST_OF(planner, many_items_of_short_rows)
+static uint32_t count_blocks(const fi_group *group, int kv_len)
+{
+    const attn_bounds bounds = {
+        .struct_size = sizeof bounds, .max_seqs = 1, .max_q_len = 1, .max_kv_len = kv_len};
+    fi_grid grid = fi_find_grid(group, KERNEL_ATTEND, &bounds);
+    return grid.lanes * grid.columns;
+}
+
+/* Of 64 dimensions one sequence has one block a multiprocessor where its heads have many keys. */
+TEST_OF(planner, blocks_of_one_sequence)
 {
     fi_group group = {.shape = fi_find_shape(64, 64),
                       .num_sms = 132,
-                      .base = {.kv_heads = 8, .ratio = 8, .kv_dtype = ATTN_BF16}};
+                      .options = fi_read_options(NULL),
+                      .base = {.kv_heads = 8, .ratio = 1, .dim = 64, .v_dim = 64}};
+    ck_assert_uint_eq(count_blocks(&group, 1024), 264);
+    ck_assert_uint_eq(count_blocks(&group, 1025), 128);
+    group.base.kv_heads = 32;
+    ck_assert_uint_eq(count_blocks(&group, 1023), 256);
+    ck_assert_uint_eq(count_blocks(&group, 1024), 128);
+}
+
+/* Of 64 dimensions two teams come instead of two blocks: sooner for decodes of few heads. */
+TEST_OF(planner, many_items_of_short_rows)
+{
+    fi_group group = {
+        .shape = fi_find_shape(64, 64),
+        .num_sms = 132,
+        .base = {.kv_heads = 8, .ratio = 8, .kv_dtype = ATTN_BF16, .window_left = -1}};
     cuda_extent extent = {.seqs = 6, .tokens = 6, .q_len = 1};
-    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 1024, 132), 0);
     extent.seqs = extent.tokens = 7;
-    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 1024, 132), 1);
     extent = (cuda_extent){.seqs = 24, .tokens = 48, .q_len = 2};
-    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 1024, 132), 0);
     extent = (cuda_extent){.seqs = 25, .tokens = 50, .q_len = 2};
-    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 1024, 132), 1);
+    /* Of many units each, fewer heads: 27 in place of 53. */
+    group.base.ratio = 1;
+    group.base.kv_heads = 27;
+    extent = (cuda_extent){.seqs = 1, .tokens = 1, .q_len = 1};
+    ck_assert_int_eq(fi_is_many(&group, &extent, 4693, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 4694, 132), 1);
+    group.base.window_left = 1023;
+    ck_assert_int_eq(fi_is_many(&group, &extent, 8192, 132), 0);
+    group.base.window_left = -1;
+    group.base.kv_heads = 26;
+    ck_assert_int_eq(fi_is_many(&group, &extent, 8192, 132), 0);
     group.base.ratio = 71; /* five tiles each */
     group.base.kv_heads = 1;
     extent = (cuda_extent){.seqs = 39, .tokens = 39, .q_len = 1};
-    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 1024, 132), 0);
     extent.seqs = extent.tokens = 40;
-    ck_assert_int_eq(fi_is_many(&group, &extent, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &extent, 1024, 132), 1);
 }
 
 /* The kernel for many items: where a block has a few of them; of two blocks a multiprocessor, where
@@ -787,31 +821,31 @@ TEST_OF(planner, many_items)
                       .num_sms = 132,
                       .base = {.kv_heads = 8, .ratio = 4, .kv_dtype = ATTN_BF16}};
     cuda_extent decode = {.seqs = 4, .tokens = 4, .q_len = 1};
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 0);
     decode.seqs = decode.tokens = 5;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
-    ck_assert_int_eq(fi_is_many(&group, &decode, 66), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 66), 1);
     group.is_invariant = 1;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 0);
     group.is_invariant = 0;
     group.base.kv_dtype = ATTN_FP8_E4M3;
     decode.seqs = decode.tokens = 49;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 0);
     decode.seqs = decode.tokens = 50;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
-    ck_assert_int_eq(fi_is_many(&group, &decode, 131), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 131), 0);
     group.options.many_items = WHEN_NEVER;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 0);
     group.options.many_items = WHEN_ALWAYS;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 131), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 131), 0);
     decode.seqs = decode.tokens = 1;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 1);
     group.options.many_items = WHEN_AUTO;
     group.base.ratio = 40; /* three tiles each */
     decode.seqs = decode.tokens = 17;
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 1);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 1);
     group.shape = fi_find_shape(256, 256);
-    ck_assert_int_eq(fi_is_many(&group, &decode, 132), 0);
+    ck_assert_int_eq(fi_is_many(&group, &decode, 1024, 132), 0);
 }
 
 /* What blocks leave for each other fits the workspace, of which no more is asked for than is
