@@ -28,14 +28,6 @@ static int has_room(const attn_error *error)
     return error->message && error->capacity > 0;
 }
 
-/* A message is one line, whatever the file or the plugin that it quotes holds. */
-static void hide_controls(char *text)
-{
-    for (; *text; text++)
-        if ((unsigned char)*text < ' ' || *text == 0x7f)
-            *text = '?';
-}
-
 attn_status host_fail(attn_error *error, attn_status code, const char *format, ...)
 {
     if (!error)
@@ -48,7 +40,7 @@ attn_status host_fail(attn_error *error, attn_status code, const char *format, .
         va_end(args);
         if (length >= 0 && (uint32_t)length >= error->capacity)
             text_cut_incomplete(error->message);
-        hide_controls(error->message);
+        text_hide_controls(error->message);
     }
     return code;
 }
@@ -83,7 +75,7 @@ attn_status host_fail_prefix(attn_error *error, const char *format, ...)
             text_vformat(error->message, error->capacity, format, again);
             text_cut_incomplete(error->message);
         }
-        hide_controls(error->message);
+        text_hide_controls(error->message);
         va_end(again);
         va_end(args);
     }
@@ -100,7 +92,7 @@ void host_fail_suffix(attn_error *error, const char *format, ...)
     text_vformat(error->message + length, error->capacity - length, format, args);
     va_end(args);
     text_cut_incomplete(error->message);
-    hide_controls(error->message);
+    text_hide_controls(error->message);
 }
 
 const char *host_status_name(attn_status status)

@@ -394,6 +394,13 @@ bool text_is_lines(const char *text)
     return !*text;
 }
 
+void text_hide_controls(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 0x7f)
+            *text = '?';
+}
+
 void text_hide_invalid(char *text)
 {
     while (*text) {
@@ -536,6 +543,8 @@ void text_wrap_line(FILE *file, size_t indent, size_t hanging, const char *forma
     strbuf_init(&line);
     strbuf_appendv(&line, format, args);
     va_end(args);
+    if (line.data)
+        text_hide_controls(line.data);
     fprintf(file, "%*s", (int)indent, "");
     text_wrap(file, strbuf_text(&line), indent, hanging);
     putc('\n', file);

@@ -101,6 +101,9 @@ bool text_is_line(const char *text);
 /* The same, with ends of lines. */
 bool text_is_lines(const char *text);
 
+/* Replace control characters, ends of lines too, by '?'. */
+void text_hide_controls(char *text);
+
 /* Replace bytes that are not UTF-8 by '?'. */
 void text_hide_invalid(char *text);
 

@@ -112,10 +112,12 @@ static int write_page(const struct arguments *arguments, const char *path, const
     }
     FILE *file = standard ? stdout : output_open(&output);
     bool good = file && fputs(strbuf_text(html), file) != EOF;
+    if (standard) /* what became of it main() says */
+        return good ? EXIT_GOOD : EXIT_RUN_TIME;
     if (file)
-        good = (standard ? fflush(file) : output_close(&output, good)) == 0 && good;
+        good = output_close(&output, good) == 0 && good;
     if (!good)
-        arguments_complain(arguments, "the page cannot be written");
+        arguments_complain(arguments, "--output %s: cannot be written: %s", path, strerror(errno));
     return good ? EXIT_GOOD : EXIT_RUN_TIME;
 }
 

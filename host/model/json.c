@@ -152,7 +152,8 @@ cJSON *json_parse_file(const char *path, attn_error *error)
         host_fail(error, ATTN_CONFIG_ERROR, "%s: cannot be read: %s", path, strerror(errno));
     else if (length > JSON_MAX_BYTES)
         host_fail(error, ATTN_CONFIG_ERROR,
-                  "%s: is larger than 16 MiB, too large for a config.json", path);
+                  "%s: has more than %d bytes; accepted: a file of up to that", path,
+                  JSON_MAX_BYTES);
     else
         root = json_parse(text, length, path, error);
     free(text);

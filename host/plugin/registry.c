@@ -260,7 +260,8 @@ attn_status registry_load_directory(struct registry *registry, const char *direc
     if (status == ATTN_OK) {
         int count = scandir(resolved, &entries, is_shared_object, compare_names);
         status = count < 0
-                     ? host_fail(error, ATTN_CONFIG_ERROR, "%s: %s", resolved, strerror(errno))
+                     ? host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: a folder of plugins",
+                                 resolved, strerror(errno))
                      : load_entries(registry, resolved, entries, count, error);
     } else {
         status = ATTN_CONFIG_ERROR; /* the user named a folder that will not do */

@@ -504,4 +504,24 @@ set_refused 2 "a route of an unknown condition" "attention.route.1=layer=0 -> cp
     "--set: attention.route.1: row 1 'layer=0 -> cpu_native'" "not a condition" "accepted: layers, kind"
 set_refused 2 "a route to an unknown backend" "attention.route.1=layers=0 -> cpu_nativ" \
     "--set: attention.route.1: backend.routes.then = 'cpu_nativ'" "did you mean cpu_native?"
+
+# ---- Files of other kinds ------------------------------------------------------------------------
+
+tap_try "check of a device without an end ends, and says what is wrong" sh -c '
+    timeout 30 "$1" check /dev/zero >"$2/out" 2>"$2/err"
+    test $? -eq 3 && grep -qF "/dev/zero: not a regular file; accepted: a plugin" "$2/err"' sh "$command" "$folder"
+refused 2 "a report without an end" "/dev/zero: has more than 16777216 bytes; accepted: a file of up to that" -- report /dev/zero
+refused 2 "a pipe without a writer as waivers" "$folder/pipe: a pipe without a writer; accepted: a file of waivers" \
+    -- check "$plugins/cpu_native.so" --waivers "$folder/pipe"
+tap_try "a page that does not fit: its file, the reason, and no page" sh -c '
+    "$1" run "$2/good.ini" --json "$2/report.json" >"$2/out" 2>&1 || exit 1
+    (ulimit -f 16 && "$1" report "$2/report.json" --output "$2/page.html"; echo "exit $?") 2>&1 | cat >"$2/err"
+    test ! -e "$2/page.html" && test "$(wc -l <"$2/err")" -eq 2 && grep -qx "exit 5" "$2/err" &&
+        grep -qF -e "--output $2/page.html: cannot be written: File too large" "$2/err"' sh "$command" "$folder"
+red=$folder/$(printf '\033[31mred')
+mkdir "$red" && cp "$folder/good.ini" "$folder/trace.jsonl" "$red"
+tap_try "a folder whose name is a control sequence: none reaches the terminal" sh -c '
+    "$1" run "$2/good.ini" >"$3/out" 2>&1 && grep -qF "?[31mred" "$3/out" && ! grep -q "$(printf "\033")" "$3/out"' \
+    sh "$command" "$red" "$folder"
+
 tap_end

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "host/base/error.h"
+#include "host/base/input.h"
 #include "host/base/text.h"
 
 enum { MAX_FILE = 1 << 20 }; /* bytes; people write these files, a mistaken one may be endless */
@@ -20,7 +21,7 @@ static char *read_all(const char *path, size_t *length)
     char chunk[4096];
     strbuf text;
     strbuf_init(&text);
-    FILE *file = fopen(path, "re");
+    FILE *file = input_open(path);
     if (!file)
         return NULL;
     size_t count = 1;
@@ -70,7 +71,7 @@ attn_status lines_read(const char *file, const char *what, lines_take take, void
     *text = read_all(file, &length);
     if (!*text)
         return host_fail(error, ATTN_CONFIG_ERROR, "%s: %s; accepted: %s of up to %d bytes", file,
-                         strerror(errno), what, MAX_FILE);
+                         input_error(errno), what, MAX_FILE);
     return lines_read_text(file, *text, length, take, ctx, error);
 }
 

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "host/plugin/loader.h"
@@ -50,8 +51,11 @@ void check_report_set(struct check_report *report, char **text, const char *valu
 static void hash_file(const char *file, char hex[65])
 {
     uint8_t sha256[32];
+    struct stat info;
     int descriptor = file ? open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1;
-    bool good = descriptor >= 0 && loader_hash(descriptor, sha256) == 0;
+    /* A device may have no end. */
+    bool good = descriptor >= 0 && fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode) &&
+                loader_hash(descriptor, sha256) == 0;
     if (descriptor >= 0)
         close(descriptor);
     hex[0] = '\0';
