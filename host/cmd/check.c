@@ -14,6 +14,7 @@
 #include "host/base/error.h"
 #include "host/base/output.h"
 #include "host/cmd/exit_codes.h"
+#include "host/plugin/loader.h"
 #include "host/select/open_host.h"
 
 enum { MAX_JOBS = 64 };
@@ -143,6 +144,24 @@ static int open_output(struct inputs *inputs)
     return EXIT_USAGE;
 }
 
+/* A replay file names its plugin where the command line does not. */
+static int load_replay(struct inputs *inputs)
+{
+    struct check_params *params = inputs->params;
+    host_error error;
+    host_error_init(&error);
+    if (replay_load(params, &inputs->replay, &error.base))
+        return fail(inputs, &error, EXIT_USAGE);
+    if (inputs->arguments->target || loader_is_module(params->plugin) ||
+        access(params->plugin, F_OK) == 0)
+        return EXIT_GOOD;
+    arguments_complain(
+        inputs->arguments,
+        "%s: plugin = %s: %s; accepted: a plugin's file, there or on the command line",
+        params->replay, params->plugin, strerror(errno));
+    return EXIT_USAGE;
+}
+
 /* Which profile the run is judged by; NULL = none: cases are left out on purpose. */
 static const char *profile_of(const struct check_params *params)
 {
@@ -161,8 +180,8 @@ static int load(struct inputs *inputs)
     host_error_init(&error);
     if (gmtime_r(&now, &utc))
         strftime(today, sizeof today, "%Y-%m-%d", &utc);
-    if (params->replay && replay_load(params, &inputs->replay, &error.base))
-        return fail(inputs, &error, EXIT_USAGE);
+    if (params->replay && load_replay(inputs) != EXIT_GOOD)
+        return EXIT_USAGE;
     if (params->waivers && waivers_load(params->waivers, today, &inputs->waivers, &error.base))
         return fail(inputs, &error, EXIT_USAGE);
     const char *profile = profile_of(params);

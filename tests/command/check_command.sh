@@ -501,6 +501,10 @@ says 1 "the file is replayed" "not ok 3 - bad/ODD-04.chunk" "1..3" \
     -- "$tool" check --replay "$replay"
 sed -i 's/^without = .*/without = 4294967295/' "$replay"
 says 0 "exactly" "ok 3 - bad/ODD-04.chunk" -- "$tool" check --replay "$replay"
+sed 's/^plugin = .*/plugin = nowhere.so/' "$replay" >"$folder/moved.replay"
+says 2 "a replay file whose plugin is elsewhere" \
+    "attnhost check: $folder/moved.replay: plugin = nowhere.so: No such file or directory; accepted: a plugin's file, there or on" \
+    -- "$tool" check --replay "$folder/moved.replay"
 sed -i 's/^without = .*/without = many/' "$replay"
 says 2 "a malformed replay file" "attnhost check: $replay:" -- "$tool" check --replay "$replay"
 says 77 "nothing to fuzz" "attnhost fuzz: no check of this plugin can be fuzzed here" \
