@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attention_shim.c: a backend behind attnhost.h, for the scripts here.
- */
+ * attention_shim.c: a backend through attnhost.h, for the scripts here. */
 #include "attention_shim.h"
 #include "shim.h"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""libattnhost for the scripts here: a backend behind a shim (shim.h), on tensors of PyTorch.
+"""libattnhost for the scripts here: a backend through a shim (shim.h), on tensors of PyTorch.
 
 Shim and Bench need no PyTorch: addresses are numbers. The functions at the end make its tensors.
 """
@@ -251,7 +251,7 @@ class Shim:
 
 
 class MlaBench(Shim):
-    """A backend behind mla_shim.c."""
+    """A backend through mla_shim.c."""
 
     def __init__(self, shim, setup):
         super().__init__(shim, setup)
@@ -266,7 +266,7 @@ class MlaBench(Shim):
 
 
 class Bench(Shim):
-    """A backend behind attention_shim.h for a shape, with `layers` layers. Raises BenchError."""
+    """A backend through attention_shim.h for a shape, with `layers` layers. Raises BenchError."""
 
     prefix = "bench_"
 

@@ -71,7 +71,7 @@ class Data:
 
 
 class Ours:
-    """A backend behind attnhost.h, with a paged cache."""
+    """A backend through attnhost.h, with a paged cache."""
 
     def __init__(self, shim, args, case, data):
         self.layers = len(data.q)

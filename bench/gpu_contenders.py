@@ -116,7 +116,7 @@ def compare(case, data, contender):
 
 
 class Ours:
-    """A backend behind attnhost.h; `layers` layers, over the copies in turn."""
+    """A backend through attnhost.h; `layers` layers, over the copies in turn."""
 
     def __init__(self, setting, case, data, backend, page_size, layers):
         name, options = attnhost_ctypes.parse_backend(backend)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * linear_shim.h: a backend of linear layers behind attnhost.h, for cpu_linear.py and gpu_linear.py;
- * the class LinearSetup is the twin of linear_setup. Sequence s has state slot s + 1, which is
- * updated in place or, `apart`, goes to slot num_seqs + s + 1, so that a step can be made again.
- */
+ * linear_shim.h: a backend of linear layers through attnhost.h, for cpu_linear.py and
+ * gpu_linear.py; the class LinearSetup is the twin of linear_setup. Sequence s has state slot s +
+ * 1, which is updated in place or, `apart`, goes to slot num_seqs + s + 1, so that a step can be
+ * made again. */
 #ifndef LINEAR_SHIM_H
 #define LINEAR_SHIM_H
 

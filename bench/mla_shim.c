@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mla_shim.c: absorbed latent attention behind attnhost.h, decode or a verification of drafts, for
+ * mla_shim.c: absorbed latent attention through attnhost.h, decode or a verification of drafts, for
  * cpu_mla.py and gpu_mla.py; the class MlaSetup is the twin of mla_setup. The cache has all keys;
- * the pages of a sequence are shuffled.
- */
+ * the pages of a sequence are shuffled. */
 #include "shim.h"
 
 #include <stdlib.h>

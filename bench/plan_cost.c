@@ -77,7 +77,7 @@ static int32_t lens[SEQS], prefixes[SEQS], q_indptr[SEQS + 1], table[SEQS * MOST
 static int64_t slots[SEQS * QUERIES];
 static attn_kv_batch kv;
 
-/* DECODE, or EXTEND behind a prefix: where sequences are shorter, they are all new. */
+/* DECODE, or EXTEND after a prefix: shorter sequences are all new. */
 static attn_batch make_batch(uint32_t mode)
 {
     int32_t queries = mode == ATTN_MODE_DECODE ? 1 : QUERIES;

@@ -322,8 +322,8 @@ def worst_of(results):
 
 
 def by_phase(results):
-    """A line for each phase of each kind: rows, the median and the least share, rows behind a
-    rival of the run."""
+    """A line for each phase of each kind: rows, the median and the least share, rows that are slower than a rival of
+    the run."""
     yield ("| phase | backend | rows | median share | least | slower than a rival | of |\n"
            "|---|---|--:|--:|--:|--:|--:|")
     keys = sorted({(r["phase"], r["backend"]) for r in results})

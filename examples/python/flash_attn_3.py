@@ -48,8 +48,8 @@ class FlashAttn3(Backend):
         return rows, indptr[0], indptr[-1], singles
 
     def single(self, rows, prefixes, lens):
-        """A sequence for each row: the last query sees the last key in FlashAttention-3, and here there are fewer keys
-        than queries come to. Returns where each begins, how many keys it sees, whose it is."""
+        """A sequence for each row: in FlashAttention-3 the last query sees the last key, but here there are fewer
+        keys than queries. Returns the start, the number of visible keys and the sequence of each."""
         each = [(min(lens[s], prefixes[s] + 1 + row), s)
                 for s in range(len(lens)) for row in range(rows[s + 1] - rows[s])]
         return (torch.arange(rows[0], rows[-1] + 1, dtype=torch.int32, device=self.device),

@@ -71,7 +71,7 @@ enum { EXECUTOR_MAX_IN_FLIGHT = 4 };
 attn_status executor_create(const struct executor_params *params, struct executor **executor,
                             attn_error *error);
 
-/* Waits for what is in flight. NULL is accepted; so is one whose device is lost. */
+/* Waits for the steps in flight. Accepts NULL, and an executor whose device is lost. */
 void executor_destroy(struct executor *executor);
 
 /* Let a step run after those in flight. A failure is the step's: nothing of it is in flight, and

@@ -23,8 +23,7 @@ def stream_number(stream: Any, tensor: Any = None) -> Optional[int]:
 
 
 class Borrowed:
-    """Keeps what a stream may still be reading, by an event behind it in the stream (CUDA driver).
-    """
+    """Keeps objects alive that a stream may still be reading, by an event after them in the stream (CUDA driver)."""
 
     def __init__(self, device_type: int) -> None:
         if device_type != _abi.ATTN_DEVICE_CUDA:

@@ -219,7 +219,7 @@ static PyObject *view(PyObject *module, PyObject *args)
 
 /* ---- Caller ---------------------------------------------------------------------------------- */
 
-/* What bind() said of a layer, and the objects behind it. */
+/* The operands of a layer from bind(), and their objects. */
 struct bound {
     const attn_tensor *operands[ATTN_ROLE_COUNT]; /* into `tensors`, or NULL */
     const attn_scale *scales[ATTN_ROLE_COUNT];    /* kept by the Python side */

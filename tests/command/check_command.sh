@@ -1,9 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# check_command.sh: `attnhost check` and `attnhost fuzz` as commands: what is said of plugins that
-# hang, crash, exit, print and leave things behind, within which limits, and what is left of it all. That --jobs
-# changes no result is shown on LOAD, ERR, LIFE-01 to LIFE-04 and, of the numeric checks, MEAN-02 alone.
+# check_command.sh: `attnhost check` and `attnhost fuzz` as commands: reports on plugins that hang,
+# crash, exit, print and leave processes or files, the limits, and the clean-up. That --jobs changes
+# no result is shown on LOAD, ERR, LIFE-01 to LIFE-04 and, of the numeric checks, MEAN-02 alone.
 # shellcheck disable=SC2016,SC2086
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
@@ -235,8 +235,9 @@ kill -s KILL $process
 wait $process 2>/dev/null
 tap_try "results are written as they come" grep -q '^ok.*CAPS-01\.query/2$' "$folder/out"
 
-# report JOBS NAME: the cases and what they came to, in order; not how long they took, nor what a slow
-# machine says on the way. Of the numeric checks one: each of its cases that crashes costs a process.
+# report JOBS NAME: the cases and their outcomes, in order; not how long they took, nor what a slow
+# machine says on the way. Of the numeric checks one: each of its cases that crashes costs a
+# process.
 report()
 {
     "$attnhost" check --jobs "$1" --filter 'LOAD-*' --filter 'MEAN-02.*' --filter 'ERR-*' \

@@ -57,7 +57,8 @@ good()
     done
 }
 
-# derived LABEL REPORT [SETTING...]: a script that knows ini and trace alone comes to the same numbers.
+# derived LABEL REPORT [SETTING...]: a script that knows only ini and trace computes the same
+# numbers.
 derived()
 {
     label=$1 report=$2

@@ -74,7 +74,7 @@ counts quickstart.ini.out >counted
 tap_try "a report has its counts" test "$(wc -l <counted)" -eq 5
 for page in README.md docs/FIRST_HOUR.md; do
     counts "$ATTNHOST_TEST_DOCS/$page" >printed
-    tap_try "$page shows what quickstart.ini comes to" diff counted printed
+    tap_try "$page shows the results of quickstart.ini" diff counted printed
 done
 
 # The rules of selection: installed, and read where the program lies, wherever that is.

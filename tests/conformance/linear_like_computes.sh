@@ -1,9 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# linear_like_computes.sh: the conformance suite on the fake driver, where host functions stand in for
-# linear_like's kernels, judged by what any backend keeps and by profile linear at once: operands, slots
-# and launches, by what comes of them. linear_fixture.so is the plugin with images that need no nvcc.
+# linear_like_computes.sh: the conformance suite on the fake driver, where host functions stand in
+# for linear_like's kernels, judged by what any backend keeps and by profile linear at once:
+# operands, slots and launches, by their results. linear_fixture.so is the plugin with images that
+# need no nvcc.
 ATTNHOST_LIBCUDA=$ATTNHOST_TEST_FIXTURE_DIR/fake_linear_kernels.so ATTNHOST_FAKE_KERNELS=linear_like
 export ATTNHOST_LIBCUDA ATTNHOST_FAKE_KERNELS
 . "$ATTNHOST_TEST_SRCDIR/tests/conformance/sample.sh"

@@ -208,7 +208,7 @@ def verifications_of(requests, tokens, topk, rate, seed):
 
 
 def count_drafts(requests, tokens, topk, rate, seed):
-    """What speculative decoding comes to."""
+    """Counts of speculative decoding."""
     verifications = accepted = draft_extend = 0
     for _, root, right, end in verifications_of(requests, tokens, topk, rate, seed):
         verifications += 1

@@ -153,7 +153,7 @@ static void add_pools(struct forward *f)
                    (int64_t[]){channels, dims->conv_width - 1});
 }
 
-/* Slot 1 holds what an earlier forward came to, in the pools' dtypes. */
+/* Slot 1 holds the results of an earlier forward, in the pools' dtypes. */
 static void load_pools(struct forward *f, const reference_states *states)
 {
     const reference_state *entry = &states->entries[0];

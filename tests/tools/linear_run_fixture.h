@@ -62,7 +62,7 @@ struct forward {
     reference_states states;
 };
 
-/* `before`: what the forward before it came to; NULL = from zero. */
+/* `before`: the results of the forward before it; NULL = from zero. */
 struct forward *forward_create(int64_t request, int32_t layer, int64_t first, int64_t count,
                                const reference_states *before, bool with_z);
 void forward_destroy(struct forward *f);

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # part.sh: of the cases of a long test a commit runs a part, chosen by its hash, so that each commit
-# runs another one and all come to be run. With ATTNHOST_TEST_ALL=1 in the environment it is all.
+# runs another one, so that all are run over time. With ATTNHOST_TEST_ALL=1 in the environment it is
+# all.
 #
 #   sh part.sh PARTS WHAT [FOLDER]... <CASES    prints every PARTS-th line, and says which part it is on
 #                                               stderr; a quarter of that where folders are named, and the

@@ -180,7 +180,7 @@ attn_status case_assign_pages(struct forward_case *c, attn_error *error)
         shuffle(c, order);
     else
         for (int32_t i = 0; i < c->num_pages - 2; i++)
-            order[i] = i + 2; /* page 1 is unused, and so are the last ones */
+            order[i] = i + 2; /* page 1 and the last ones are unused */
     if (c->spec.keys_in_page_0)
         order[0] = 0;
     if (c->spec.slots == SLOTS_INTERLEAVED_PAGES)

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * front.c: questions and instances of the backend that stands behind.
- */
+ * front.c: questions and instances of the wrapped backend. */
 #include "host/check/cases/front.h"
 
 static attn_status query(const attn_backend_type *type, const attn_options *options,

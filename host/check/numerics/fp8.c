@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * fp8.c: every code of a quantised type, read through the cache; scales in all places in which
- * they may be; scores that are scaled by 0.
+ * fp8.c: every code of a quantised type, read through the cache; scales in all places in which they
+ * may be; scores that are scaled by 0.
  *
- * All keys of a sequence are the same, and so are their values: then an output is that value
- * whatever the probabilities, and the LSE is the common score and the logarithm of the number of
- * keys. So each code that is read as another number shows, in the value by itself and in the key by
- * a part of the score that is as large as that of any other code.
- */
+ * All keys of a sequence are equal, like all values: so an output is that value for any
+ * probabilities, and the LSE is the common score plus the logarithm of the number of keys. So each
+ * code that is read as another number shows, in the value by itself and in the key by a part of the
+ * score that is as large as that of any other code. */
 #include "host/check/cases/forward_case_session.h"
 #include "host/check/cases/kind.h"
 

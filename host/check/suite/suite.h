@@ -106,7 +106,8 @@ enum check_code suite_code_of(enum sandbox_end end);
  * given to sandbox_ask(). */
 cJSON *suite_question(const char *ask, const char *name, const char *value, const char *device);
 
-/* ---- Changes of process state that cases leave behind, by backend (surroundings.c) -------------- */
+/* ---- Changes of process state by cases, per backend (surroundings.c) ----------------------------
+ */
 
 /* Note output and changes during a case, or while the plugin was opened for it. */
 void surroundings_case(struct suite *suite, const char *backend, const char *id,

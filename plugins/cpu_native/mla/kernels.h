@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels.h: the inner loops of absorbed latent attention, compiled with the others for each
- * instruction set (latent.inc). A row_block's query is in panels of rows, [panel][dim][PANEL],
- * here, and so are its scores, [panel][TILE_KEYS][PANEL].
- */
+ * instruction set (latent.inc). Here a row_block's query and scores are in panels of rows:
+ * [panel][dim][PANEL] and [panel][TILE_KEYS][PANEL]. */
 #ifndef CPU_NATIVE_MLA_KERNELS_H
 #define CPU_NATIVE_MLA_KERNELS_H
 

@@ -155,8 +155,8 @@ static void name_reasons(attn_verdict *verdict, uint32_t first, uint32_t count, 
 /* Alignment of a region that a verdict allows for; no backend has asked for more. */
 enum { MOST_ALIGNMENT = 4096 };
 
-/* Bytes that a child's regions of a space may take in the composite's, where they lie behind
- * others: the two that are not shared begin at their alignment, which a verdict does not say. */
+/* Bytes that a child's regions of a space may take in the composite's, if other regions precede
+ * them: the two that are not shared begin at their alignment, which a verdict does not have. */
 static uint64_t with_gaps(uint64_t bytes)
 {
     return bytes > 0 ? bytes + 2 * (uint64_t)(MOST_ALIGNMENT - 1) : 0;

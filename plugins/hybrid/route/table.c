@@ -274,7 +274,7 @@ static int covered(const route_table *table, uint32_t row, uint32_t range, uint3
             route_box rest = *box;
             if (!overlap(layers, box->layers))
                 continue;
-            range++; /* what is outside of this range is left to the ones behind it */
+            range++; /* later ranges cover the rest */
             return rest_covered(table, row, range, end, rows, &rest, &rest.kinds, kinds) &&
                    rest_covered(table, row, range, end, rows, &rest, &rest.phases, r->phases) &&
                    sides_covered(table, row, range, end, rows, &rest, &rest.batch, r->batch) &&

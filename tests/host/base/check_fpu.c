@@ -8,7 +8,7 @@
 
 #include "tests/tools/test_main.h"
 
-/* Everything that a plugin may leave behind: how it rounds, and what it does with denormals. */
+/* All FPU states that a plugin may leave: rounding modes, and treatments of denormals. */
 enum { UPWARD, DOWNWARD, TOWARD_ZERO, FLUSHED, NUM_CHANGES };
 
 static void change(int what)

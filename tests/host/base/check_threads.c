@@ -20,7 +20,7 @@
 
 enum { MAX_TASKS = 5000, MAX_WORKERS = 16 };
 
-/* What tasks leave behind. */
+/* Results of tasks. */
 struct notes {
     _Atomic int runs[MAX_TASKS];
     _Atomic int busy[MAX_WORKERS];

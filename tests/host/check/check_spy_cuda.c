@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_spy_cuda.c: the spy on the CUDA driver: it is what everybody gets who opens the driver, it
- * has what the driver has, passes calls on, and notes the right ones.
- */
+ * check_spy_cuda.c: the spy on the CUDA driver: everyone who opens the driver gets it, it has what
+ * the driver has, passes calls on, and notes the right ones. */
 #include "tests/host/check/cuda_checks_fixture.h"
 
 #include <sys/wait.h>

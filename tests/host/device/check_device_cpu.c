@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_device_cpu.c: the processor behind the host's table of devices: streams and events that are
- * done at once, and what it does not have.
- */
+ * check_device_cpu.c: the processor in the host's table of devices: streams and events that are
+ * done at once, and what it does not have. */
 #include <stdio.h>
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_device_cuda.c: a GPU behind the host's table of devices, on the fake CUDA driver.
- */
+ * check_device_cuda.c: a GPU in the host's table of devices, on the fake CUDA driver. */
 #include "host/device/cuda_driver.h"
 #include "host/device/device.h"
 #include "host/base/error.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attnhost_fixture.h: a host with fixture_good and fixture_pair loaded, and a problem of two layer
- * groups; for tests of what is behind attnhost.h. Each test program has its own copy.
- */
+ * groups; for tests of attnhost.h. Each test program has its own copy. */
 #ifndef ATTNHOST_FIXTURE_H
 #define ATTNHOST_FIXTURE_H
 

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Metadata, batches and forward behind attnhost.h, and its helpers.
- */
+ * Metadata, batches and forward of attnhost.h, and its helpers. */
 #include "host/plugin/loader.h"
 #include "tests/host/embed/batch_fixture.h"
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The engine's allocator and threads behind attnhost_params: that all memory of real backends and
- * their metadata comes from the one, all of their work is done by the other, and that an allocator
- * that gives nothing is named.
- */
+ * The engine's allocator and threads in attnhost_params: that all memory of real backends and their
+ * metadata comes from the one, all of their work is done by the other, and that an allocator that
+ * gives nothing is named. */
 #include "host/base/error.h"
 #include "host/device/device.h"
 #include "tests/fixtures/cuda_fixture_kernels.h"

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * check_rows.c: rows that are computed side by side come to what each comes to alone, to the bit,
- * whatever vectors the processor has; and what a row comes to is what a plain loop gives.
- */
+ * check_rows.c: rows that are computed side by side have the bits of each row alone, for any
+ * vectors of the processor; and a row's result is that of a plain loop. */
 #include "host/reference/row.h"
 
 #include <math.h>

@@ -326,7 +326,7 @@ static float score_of(const struct rounding_row *row, const struct rounding_arit
     return sum * ((float)r->sm_scale * log2_e);
 }
 
-/* What a row has come to. */
+/* The result of a row. */
 struct sums {
     float largest, total;
     float out[ROUNDING_MAX_DIM];

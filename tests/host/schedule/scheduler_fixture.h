@@ -41,7 +41,7 @@ struct source {
     } requests[MAX_REQUESTS];
 };
 
-/* What steps come to. */
+/* The sums over steps. */
 struct tally {
     int32_t computed[MAX_REQUESTS]; /* rows in the cache */
     int32_t mark[MAX_REQUESTS];     /* rows that ever were */

@@ -76,7 +76,7 @@ static const token_key some_token = {11, 5};
 
 /* ---- The definition -------------------------------------------------------------------------- */
 
-/* What the raw integers of the row's stream come to, by the table in generator_linear.h. */
+/* The values of the raw integers of the row's stream, by the table in generator_linear.h. */
 static double expected(uint32_t role, int64_t element, int n, double rate)
 {
     bool raw = dims.flags & ATTN_LINEAR_RAW_GATES;
