@@ -8,8 +8,8 @@
 
 static uint32_t threads_of(int latents, int rows)
 {
-    if (latents == FM_LATENT_PACKED && rows != MLA_ROWS)
-        return (uint32_t)MLA_PACKED_THREADS(rows);
+    if (latents == FM_LATENT_PACKED)
+        return rows == 8 ? MLA_PACKED_THREADS : MLA_THREADS;
     return (latents == FM_LATENT_CODES || latents == FM_LATENT_CODED) && rows != MLA_ROWS
                ? MLA_CODES_THREADS
                : MLA_THREADS;

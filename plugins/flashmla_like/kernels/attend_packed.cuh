@@ -30,17 +30,17 @@ template <int N> DEVICE mla_shared<N> packed_find(unsigned char *memory)
     mla_shared<N> m;
     m.q = shared_address(memory);
     m.p = m.q + MLA_SHARED_Q(N);
-    m.tiles = m.p + MLA_PACKED_BUFFERS(N) * MLA_PACKED_P(N);
+    m.tiles = m.p + MLA_PACKED_BUFFERS * MLA_PACKED_P(N);
     m.exchange = (float *)(memory + (m.tiles - m.q) + MLA_PACKED_STAGES(N) * MLA_PACKED_TILE);
-    m.factor = m.exchange + 8 * MLA_PACKED_SCORERS(N) * N;
-    m.q_scale = m.factor + MLA_PACKED_BUFFERS(N) * N;
+    m.factor = m.exchange + 8 * MLA_PACKED_SCORERS * N;
+    m.q_scale = m.factor + MLA_PACKED_BUFFERS * N;
     m.lo = (int *)(m.q_scale + N);
     m.hi = m.lo + N;
     m.full = shared_address(m.hi + N);
     m.empty = m.full + 8 * MLA_PACKED_STAGES(N);
     m.p_full = m.empty + 8 * MLA_PACKED_STAGES(N);
-    m.p_empty = m.p_full + 8 * MLA_PACKED_BUFFERS(N);
-    m.odd = m.p_empty + 8 * MLA_PACKED_BUFFERS(N);
+    m.p_empty = m.p_full + 8 * MLA_PACKED_BUFFERS;
+    m.odd = m.p_empty + 8 * MLA_PACKED_BUFFERS;
     m.scored = m.raw_full = m.raw_empty = 0;
     return m;
 }
@@ -249,7 +249,7 @@ template <int N>
 DEVICE void packed_scores(float (&s)[N / 2], const packed_scales &scales, const mla_shared<N> &m,
                           unsigned tile, unsigned empty, float scale, int warp, int lane)
 {
-    constexpr int blocks = N < 32 ? 2 : 1, chunks = MLA_LORA / 32 / blocks;
+    constexpr int blocks = 2, chunks = MLA_LORA / 32 / blocks;
     constexpr int of_part = chunks / PACKED_PARTS;
     const unsigned long long b = matrix_descriptor(m.q, 16, 8 * ROW_BYTES);
     const unsigned row = tile + (warp * 16 + lane / 4) * MLA_PACKED_BYTES;
@@ -374,12 +374,12 @@ DEVICE void packed_store(unsigned p, const float (&s)[N / 2], const packed_scale
 
 template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N> &m)
 {
-    constexpr int scorers = MLA_PACKED_SCORERS(N), threads = scorers * GROUP_THREADS;
+    constexpr int scorers = MLA_PACKED_SCORERS, threads = scorers * GROUP_THREADS;
     const int thread = (int)threadIdx.x - GROUP_THREADS, warp = thread / 32, lane = thread % 32;
     const int mine = uniform(thread / GROUP_THREADS);
     const float scale = c.sm_scale * SOFTMAX_LOG2E;
     ring<MLA_PACKED_STAGES(N)> at;
-    ring<MLA_PACKED_BUFFERS(N)> part;
+    ring<MLA_PACKED_BUFFERS> part;
     mla_walk w;
     for (bool has_unit = walk_begin(c, w); has_unit; has_unit = walk_next(c, w)) {
         index_sequence q;
@@ -587,13 +587,13 @@ DEVICE void packed_save(const mla_call &c, int warp, int warps, int lane)
 
 template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N> &m)
 {
-    constexpr int scorers = MLA_PACKED_SCORERS(N);
+    constexpr int scorers = MLA_PACKED_SCORERS;
     const int thread = (int)threadIdx.x - (1 + scorers) * GROUP_THREADS, warp = thread / 32;
     const int lane = thread % 32, group = uniform(thread / GROUP_THREADS);
     const int d0 = group * 2 * PACKED_SCALED + warp % 4 * 32 + lane / 4 * 4;
     const unsigned mine = lane % 4 * 2 * MLA_PACKED_BYTES + d0;
     ring<MLA_PACKED_STAGES(N)> at;
-    ring<MLA_PACKED_BUFFERS(N)> part;
+    ring<MLA_PACKED_BUFFERS> part;
     mla_sums<N> o;
     if (c.operands.save)
         packed_save(c, warp, 2 * GROUP_THREADS / 32, lane);
@@ -645,17 +645,15 @@ template <int N> DEVICE void packed_add_up(const mla_call &c, const mla_shared<N
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
 template <int N> struct packed_roles {
-    static constexpr int rows = N, stages = MLA_PACKED_STAGES(N), scorers = MLA_PACKED_SCORERS(N);
-    static constexpr int buffers = MLA_PACKED_BUFFERS(N), turns = 0;
+    static constexpr int rows = N, stages = MLA_PACKED_STAGES(N), scorers = MLA_PACKED_SCORERS;
+    static constexpr int buffers = MLA_PACKED_BUFFERS, turns = 0;
     static constexpr int fillers = GROUP_THREADS + 4, raws = 0;
-    static constexpr int feeding = 56, scoring = N < 32 ? 112 : 120;
-    static constexpr int adding = N < 32 ? 96 : 168;
+    static constexpr int feeding = 56, scoring = 112, adding = 96;
 
     MLA_ROLES(packed_find<N>(memory), packed_feed<N>(c, m), packed_score<N>(c, m),
               packed_add_up<N>(c, m))
 };
 
-#define MLA_ATTEND_PACKED(N)                                                                       \
-    MLA_KERNEL(mla_attend_packed_##N, MLA_PACKED_THREADS(N), packed_roles<N>)
+#define MLA_ATTEND_PACKED(N) MLA_KERNEL(mla_attend_packed_##N, MLA_PACKED_THREADS, packed_roles<N>)
 
 #endif /* FLASHMLA_LIKE_ATTEND_PACKED_CUH */

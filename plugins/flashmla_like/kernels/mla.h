@@ -90,22 +90,21 @@
 #define MLA_CODED_SHARED                                                                           \
     ((1 + MLA_CODED_STAGES) * MLA_CODES_TILE + 2 * (MLA_SHARED_P(64) + 64 * 4) + 2 * 64 * 4 + 128)
 
-/* The same of mla_attend_packed_N, over rows of mla.latent_fp8/1, with at most 32 rows: tiles of rows as they lie in
- * the cache. With few rows two warpgroups compute scores. Probabilities are there four times. */
-#define MLA_PACKED_BYTES      656 /* of a row of the cache */
-#define MLA_PACKED_ROPE_AT    528 /* where its elements of bf16 begin */
-#define MLA_PACKED_TILE       (MLA_TILE * MLA_PACKED_BYTES)
-#define MLA_PACKED_SCORERS(n) ((n) < 16 ? 2 : 1)
-#define MLA_PACKED_STAGES(n)  ((n) < MLA_ROWS ? 4 : 3)
-#define MLA_PACKED_BUFFERS(n) 2
-#define MLA_PACKED_THREADS(n) ((3 + MLA_PACKED_SCORERS(n)) * 128)
-#define MLA_PACKED_P(n)       (MLA_PACKED_SCORERS(n) * 4 * MLA_SHARED_P(n))
+/* The same of mla_attend_packed_8, over rows of mla.latent_fp8/1: tiles of rows as they lie in the cache. Two warpgroups
+ * compute scores. Probabilities are there four times. */
+#define MLA_PACKED_BYTES     656 /* of a row of the cache */
+#define MLA_PACKED_ROPE_AT   528 /* where its elements of bf16 begin */
+#define MLA_PACKED_TILE      (MLA_TILE * MLA_PACKED_BYTES)
+#define MLA_PACKED_SCORERS   2
+#define MLA_PACKED_STAGES(n) ((n) < MLA_ROWS ? 4 : 3)
+#define MLA_PACKED_BUFFERS   2
+#define MLA_PACKED_THREADS   640
+#define MLA_PACKED_P(n)      (MLA_PACKED_SCORERS * 4 * MLA_SHARED_P(n))
 #define MLA_PACKED_SHARED(n)                                                                       \
-    (MLA_SHARED_Q(n) + MLA_PACKED_BUFFERS(n) * MLA_PACKED_P(n) +                                   \
+    (MLA_SHARED_Q(n) + MLA_PACKED_BUFFERS * MLA_PACKED_P(n) +                                      \
      MLA_PACKED_STAGES(n) * MLA_PACKED_TILE + (n)*84 + 192)
 
-/* The same from 16 rows on, where both buffers of probabilities have a tile's scales beside them, and warpgroup 1 keeps
- * its sums. */
+/* The same from 16 rows on: a tile's probabilities, its scores in fp32, and the scales of two tiles. */
 #define MLA_TOKENS_SHARED(n)                                                                       \
     (MLA_SHARED_Q(n) + MLA_SHARED_P(n) + MLA_PACKED_STAGES(n) * MLA_PACKED_TILE +                  \
      MLA_TILE * (n)*4 + 5 * MLA_ROWS * 4 + (n)*20 + 2 * 4 * MLA_TILE * 2 + 128)
