@@ -102,6 +102,8 @@ static double sums_weigh(struct sums *x, double score)
 static void sums_add(struct sums *x, double score, attn_dtype dtype, const void *value)
 {
     double weight = sums_weigh(x, score);
+    if (score == -(double)INFINITY) /* its value may be NaN (MEAN-14) */
+        return;
     for (int d = 0; d < x->dim_v; d++)
         x->values[d] += weight * dtype_load(dtype, value, d);
 }
