@@ -9,41 +9,40 @@
  */
 #include "plugins/fa3_like/fa3_like.h"
 
-/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). What planned tiles
- * take: fi_prefill_cycles(). */
+/* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). For planned tiles
+ * see fi_prefill_cycles(). */
 enum {
-    FEW_WAVES = 4, /* of tiles: a multiprocessor has one more than another */
-    TURN_BEGINS =
-        24000, /* turning values, and bytes of them that are read and written in a cycle */
+    FEW_WAVES = 4,       /* up to so many waves of tiles, the last wave counts as a whole one */
+    TURN_BEGINS = 24000, /* fa3_turn_values: its start, and bytes read and written per cycle */
     TURNED_IN_A_CYCLE = 2000,
-    WIDENING = 30000,      /* what the library's kernels need of codes, and */
-    FI_CODES_EIGHTHS = 11, /* theirs, for those of 16 bits that are done in eight */
-    SPLIT_KEYS = 1024,     /* of a part, at least; to join parts */
+    WIDENING = 30000,      /* cycles to widen codes for the library's kernels, and */
+    FI_CODES_EIGHTHS = 11, /* their time over codes, in eighths of fi_prefill_cycles() */
+    SPLIT_KEYS = 1024,     /* least keys of a part, and cycles to join parts */
     JOINING = 22000,
-    GATHER_BEGINS = 8000, /* gathering keys, and bytes of them in a cycle; */
+    GATHER_BEGINS = 8000, /* fa3_gather: its start, and bytes per cycle */
     GATHERED_IN_A_CYCLE = 2000,
-    FI_ROWS_EIGHTHS = 9, /* theirs, over a cache that would be gathered: of rows of 16 bits, and */
-    FI_GATHER_EIGHTHS = 12 /* of codes */
+    FI_ROWS_EIGHTHS = 9, /* the library's time over a cache that tiles would gather, of 16 bits, */
+    FI_GATHER_EIGHTHS = 12 /* and of codes, in eighths of fi_prefill_cycles() */
 };
 
-/* Of a tile. */
+/* Cycles of a tile. */
 typedef struct tile_cost {
-    int64_t begins;          /* and ends */
-    int64_t key_twentieths;  /* of fi_key_cycles for as many rows */
-    int64_t read_twentieths; /* of these, which a tile takes for its keys with few rows, too */
+    int64_t begins;          /* its start and its end */
+    int64_t key_twentieths;  /* all products, in twentieths of fi_key_cycles() for as many rows */
+    int64_t read_twentieths; /* the part of key_twentieths that a tile of few rows takes, too */
 } tile_cost;
 
 static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_low = {5500, 18, 11},
                        cost_of_codes = {9000, 11, 9};
 
-/* Rows of a warpgroup are in two chunks at most. */
+/* The rows of a warpgroup may lie in two chunks at most. */
 static int may_tile_chunks(const cuda_group *group, int has_codes)
 {
     const fa3_tile *tile = has_codes ? NULL : fa3_find_tile(group->dim, group->v_dim, 0);
     return group->chunk == 0 || (tile && tile->has_chunks && group->chunk >= GROUP_QUERIES);
 }
 
-/* The kernel takes a score_cap of 0 for none, and without one wants scores to grow with q.k. */
+/* The kernel reads a score_cap of 0 as no cap, and without a cap it needs a positive scale. */
 int fa3_has_scale(const cuda_group *group)
 {
     return group->logit_cap > 0 ? group->sm_scale != 0 : group->sm_scale > 0;
@@ -57,7 +56,8 @@ int fa3_may_tile(const attn_problem *problem)
     int has_one_dtype = (group.kv_dtype == group.q_dtype || fa3_gathers(&group)) &&
                         (has_codes ? group.out_dtype == ATTN_F16 || group.out_dtype == ATTN_BF16
                                    : group.out_dtype == group.q_dtype);
-    /* Rows of a warp share the decision to take a new reference, also with rows of no sequence. */
+    /* The rows of a warp, even unused ones, decide together when to take a new reference, so a
+     * row's bits depend on the others. */
     int may_vary =
         !(problem->required_traits & (ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_BATCH_INVARIANT));
     return fa3_has_scale(&group) && has_one_dtype && may_vary &&
@@ -69,7 +69,7 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* Tiles of so many cycles, one after the other on each multiprocessor. */
+/* Cycles for `tiles` tiles of `each` cycles, one after the other on each multiprocessor. */
 static int64_t waves_cycles(int64_t tiles, int64_t each, int64_t sms)
 {
     if (tiles <= FEW_WAVES * sms)
@@ -97,7 +97,7 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* Of keys that no query sees there are none. */
+/* Keys that no query sees are not gathered. */
 static int64_t gather_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys)
 {
     int64_t element = 2, from = attn_dtype_size(group->kv_dtype);
@@ -107,7 +107,7 @@ static int64_t gather_cycles(const cuda_group *group, const cuda_extent *extent,
                                (from + element) / GATHERED_IN_A_CYCLE;
 }
 
-/* Into how many parts the keys of low tiles go: few tiles leave multiprocessors without one. */
+/* How many parts the keys of low tiles are split into, as few tiles leave multiprocessors idle. */
 static int64_t count_splits(const cuda_group *base, const fa3_tile *low, const cuda_extent *extent,
                             int64_t keys, int64_t sms)
 {
@@ -118,7 +118,7 @@ static int64_t count_splits(const cuda_group *base, const fa3_tile *low, const c
     return larger(smaller(splits, fa3_most_splits(base, extent)), 1);
 }
 
-/* The tiles that take a batch less time, and how much. */
+/* Set the view's tile and splits to the faster ones for a batch, and return their cycles. */
 static int64_t pick_tile(const cuda_group *base, const fa3_group *group, fa3_metadata *view,
                          const cuda_extent *extent, int64_t keys, int64_t sms, int is_shared)
 {
@@ -139,7 +139,7 @@ static int64_t pick_tile(const cuda_group *base, const fa3_group *group, fa3_met
     return low;
 }
 
-/* Do the forward kernels, whose tiles take so many cycles, take no longer than planned tiles? */
+/* Are the forward kernels, which take `cycles`, at least as fast as planned tiles? */
 static int is_sooner(const cuda_group *base, const fa3_group *group, int64_t cycles,
                      int is_gathered, const cuda_extent *extent, int64_t keys, int64_t sms)
 {
@@ -166,10 +166,10 @@ static int can_tile(const attn_metadata *metadata, uint32_t index)
            (view->cu_seqlens_k || view->page_table || view->is_gathered);
 }
 
-/* The sequences of a MIXED batch that decode, if they have few rows. What a graph has baked in must
- * do for any number of them; and where a call may be the library's as a whole, with keys that are
- * not saved or in small pages, the library's one plan is of the whole batch. The library has no
- * part of a batch with fp8 queries: it reads q as bf16. */
+/* The decoding sequences of a MIXED batch, which the library serves if they have few rows. There
+ * are none in a graph, whose launches must be right for any number of them; none where the library
+ * may have to serve a whole call, with unsaved keys or small pages, as its one plan then covers the
+ * whole batch; and none with fp8 queries, which the library reads as bf16. */
 static fi_part find_decodes(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
@@ -212,7 +212,7 @@ int fa3_is_for_tiles(const attn_metadata *metadata, uint32_t index, fi_part *par
     if (!is_faster && own->option != TILES_ALWAYS && !is_shared)
         return 0;
     if (decodes.q_len > 0)
-        view->splits = 1; /* others have rows between those of tiles */
+        view->splits = 1; /* the library's rows lie among those of tiles */
     *part = decodes;
     return 1;
 }

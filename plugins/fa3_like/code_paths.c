@@ -28,8 +28,8 @@ void fa3_count_rows(attn_metadata *metadata, uint32_t index)
         rows[tiles_path(metadata, index)] = metadata->plan.batch.num_real_tokens - others;
 }
 
-/* Called without k and v, a layer finds in pages what others get as it came, or it is the library's
- * where the copy engine cannot read these. */
+/* The path of a call without k and v: its keys are all in pages, which the library reads if the
+ * copy engine cannot. */
 static int path_of_pages(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];

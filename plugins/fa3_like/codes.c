@@ -49,7 +49,7 @@ void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_la
         fa3_plain_expanded(problem, group);
     if (!fa3_has_codes(given))
         return;
-    if (!has_cache(group)) { /* which is refused, and has no cache's numbers */
+    if (!has_cache(group)) { /* such a group is rejected, and has no page size */
         group->attn_type = ATTN_TYPE_DECODER;
         problem->page_size = problem->page_size > 0 ? problem->page_size : 1;
     }
@@ -59,9 +59,9 @@ void fa3_plain_problem(const attn_problem *given, attn_problem *problem, attn_la
     group->input_scale_granularity = ATTN_SCALE_NONE;
 }
 
-/* A cache of codes too: over any other, q * scale may not be rounded to bf16 (docs/ABI.md). New k
- * and v: of q's type, or as the library has them. An encoder's, of which there is no telling how
- * many rows they have, come as bf16. */
+/* The cache must have codes, too: over any other cache, q * scale may not be rounded to bf16
+ * (docs/ABI.md). New k and v have q's type, or bf16, which the library reads. An encoder's k and v
+ * must be bf16, as the number of their rows is not known. */
 void fa3_check_codes(const attn_problem *problem, attn_verdict *verdict)
 {
     const uint32_t scales =
@@ -93,7 +93,7 @@ static uint64_t aligned(uint64_t size)
     return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Tiles of keys of all sequences of a batch. */
+/* The most tiles of keys that all sequences of a batch have together. */
 static uint64_t most_turned(const attn_bounds *bounds)
 {
     uint64_t seqs = (uint64_t)bounds->max_seqs, keys = (uint64_t)fa3_codes_tile.keys;
@@ -102,7 +102,7 @@ static uint64_t most_turned(const attn_bounds *bounds)
     return bounds->max_kv_tokens > 0 && kept < all ? kept : all;
 }
 
-/* Rows that q_indptr and kv_new_indptr may name: they need not begin with the first. */
+/* The most rows that operands may have: q_indptr and kv_new_indptr need not begin with row 0. */
 static int64_t most_rows(const attn_bounds *bounds)
 {
     return 2 * (int64_t)bounds->max_tokens + SPARE_ROWS;
@@ -185,7 +185,7 @@ static attn_status store_scales(const layer_call *call, const attn_scale *scale,
     return status;
 }
 
-/* Of q, k or v, the `number`th of these. */
+/* Take the scale of q, k or v, whose `number` is 0, 1 or 2. */
 static attn_status take_input(const layer_call *call, uint32_t role, int number, fa3_input *to,
                               attn_stream stream, attn_error *error)
 {
@@ -229,7 +229,7 @@ float *fa3_cache_scales(const layer_call *call)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* Where a graph's batch has its count; 0 of an eager one, whose grid is exact. */
+/* The address of a graph batch's number of sequences; 0 for an eager batch, whose grid is exact. */
 static uint64_t plan_seqs(const layer_call *call)
 {
     const cuda_plan *plan = &call->metadata->plan;
@@ -322,7 +322,7 @@ static attn_status launch_widen(layer_call *call, int has_new, attn_stream strea
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
-/* Rows before the end of those that an indptr names. */
+/* The end of the rows that an indptr names; -1 = unknown to the host. */
 static int64_t named_rows(const attn_i32_array *indptr, const attn_batch *batch)
 {
     return indptr->host ? indptr->host[batch->num_seqs] : -1;
@@ -338,7 +338,7 @@ void fa3_note_rows(attn_metadata *metadata, uint32_t index)
     view->named_new_rows = new_rows->device ? named_rows(new_rows, batch) : view->named_rows;
 }
 
-/* Where no array names the number of rows, all that there are. */
+/* If the host does not know the named rows, all rows of the operand are checked. */
 static attn_status check_rows(const layer_call *call, uint32_t role, int64_t named,
                               attn_error *error)
 {

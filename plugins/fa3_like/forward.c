@@ -40,13 +40,14 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
 
 /* ---- What tiles can take --------------------------------------------------------------------- */
 
-/* Are keys read from k and v, as there are no others? */
+/* Are all keys read from k and v? */
 static int reads_rows(const layer_call *call)
 {
     return attn_operand(&call->args, ATTN_ROLE_K) && call->view->cu_seqlens_k;
 }
 
-/* Keys in pages that are too small, and, unless there are no others, keys that are in no page. */
+/* The library serves keys in small pages, and new keys that are not saved beside others in pages.
+ */
 static int is_for_library(const layer_call *call)
 {
     if (!call->view->is_tiled || reads_rows(call) || call->view->is_gathered)
@@ -56,7 +57,7 @@ static int is_for_library(const layer_call *call)
     return is_unsaved || !call->view->page_table;
 }
 
-/* Are keys read from rows that are made of the cache? */
+/* Are keys read from rows that are gathered from the cache? */
 static int reads_gathered(const layer_call *call)
 {
     return call->view->is_gathered && !reads_rows(call);
@@ -67,15 +68,16 @@ static uint32_t pieces(int64_t bytes)
     return (uint32_t)(bytes / PIECE_BYTES);
 }
 
-/* Does every piece of a tensor have a number of 32 bits? `stride`: bytes of its first dimension. */
+/* Does the number of every piece of a tensor fit 32 bits? `stride`: bytes of its first dimension.
+ */
 static int has_few_pieces(const attn_tensor *tensor, int64_t stride)
 {
     return stride >= 0 && tensor->shape[0] * (stride / PIECE_BYTES) < UINT32_MAX;
 }
 
-/* Do tiles read new keys of sequences that have no others from k and v, and may they save them? New
- * rows are those of the queries then. No sequence reads another's new keys (ATTN_USES_SHARED_NEW_KV
- * is refused), so none waits for another's tiles. */
+/* May tiles read the new keys of sequences without older keys from k and v, and save new keys? New
+ * rows must be those of the queries. No sequence reads another's new keys (ATTN_USES_SHARED_NEW_KV
+ * is rejected), so none waits for another's tiles. */
 static int has_new_rows(const layer_call *call)
 {
     const cuda_group *group = call->group;
@@ -99,8 +101,9 @@ static int32_t greatest_divisor(int32_t a, int32_t b)
     return a;
 }
 
-/* Rows that tiles save at a time, from their stages; 0: one, or they save none. Where a multiprocessor
- * has few tiles, these wait for what is saved; with few query heads each has much to save. */
+/* Rows that tiles save at a time, from their stages; 0: they save one at a time, or none. It is not
+ * worth it if a multiprocessor has few tiles, which wait for their saves, or a KV head few query
+ * heads, which have much to save each. */
 static int32_t save_box(const layer_call *call)
 {
     const cuda_extent extent = cuda_plan_extent(&call->metadata->plan);
@@ -114,7 +117,7 @@ static int32_t save_box(const layer_call *call)
     return can && (is_worth || call->kernels->option == TILES_ALWAYS) ? rows : 0;
 }
 
-/* Do tiles save these keys, too? */
+/* Do tiles save the new keys? */
 static int has_savers(const layer_call *call)
 {
     int is_long = cuda_plan_extent(&call->metadata->plan).q_len >= SAVE_LONG;
@@ -144,7 +147,7 @@ int64_t fa3_num_sms(const layer_call *call)
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Where tiles find the cache's scales; NULL: it has none. */
+/* Where tiles find the cache's scales; NULL: they need none. */
 static float *cache_scales(const layer_call *call)
 {
     if (call->tiles->has_codes)
@@ -152,8 +155,8 @@ static float *cache_scales(const layer_call *call)
     return reads_gathered(call) ? fa3_gather_scales(call) : NULL;
 }
 
-/* Blocks of fa3_rows: for new rows where they have something to do, for slow ones that there may be
- * at least one a multiprocessor. */
+/* Blocks of fa3_rows: by the bytes of new rows if it saves any, but at least one per multiprocessor
+ * if it does; a few for slow sequences otherwise. */
 static int64_t count_row_blocks(const layer_call *call, int all_slow)
 {
     const cuda_group *group = call->group;
@@ -231,7 +234,7 @@ static attn_status make_map(const layer_call *call, const map_view *view, struct
                            .l2 = 128};
     for (int d = 0; d < 4; d++) {
         box.shape[d] = view->shape[d];
-        /* Of one element there is no next one. */
+        /* The stride of a dimension with one element is unused. */
         box.strides[d] = view->shape[d] > 1 ? view->strides[d] * size : 16;
     }
     attn_status status = cuda_tensor_map_make(call->instance->cuda, &box, &map, error);
@@ -316,8 +319,8 @@ static void set_outputs(const layer_call *call, struct fa3_forward_params *p)
     p->lse_head = o->lse_head / (int64_t)sizeof(float);
 }
 
-/* Query heads whose tiles run together. The last section's longest tile begins late, which of few
- * tiles costs more than keys that are read again. */
+/* Query heads whose tiles run together. With few tiles, the late start of the last section's
+ * longest tile costs more than reading keys again. */
 static int32_t find_section(const layer_call *call, int64_t keys)
 {
     const fa3_tile *tile = call->view->tile;
@@ -330,8 +333,8 @@ static int32_t find_section(const layer_call *call, int64_t keys)
     return (int32_t)(heads < 1 ? 1 : heads) * group->ratio;
 }
 
-/* Which tiles there are: those of the plan's list, or of one sequence by arithmetic, where tiles
- * that share keys run together. */
+/* Set the tiles: those of the plan's list, or, for one sequence, computed ones, so that tiles that
+ * share keys run together. */
 static void set_work(const layer_call *call, struct fa3_forward_params *p)
 {
     const cuda_plan *plan = &call->metadata->plan;
@@ -486,7 +489,7 @@ static attn_status forward_tiles(layer_call *call, int32_t layer_id, attn_stream
         status = fa3_gather(call, stream, error);
     if (status == ATTN_OK && for_tiles)
         status = launch_tiles(call, stream, error);
-    /* Sequences of few rows among the others. */
+    /* the library's part: decoding sequences of few rows */
     if (status == ATTN_OK && for_tiles && fi_part_of(call->metadata, call->index))
         status = fi_forward_extend(call->metadata, layer_id, &call->args, stream, error);
     return status;

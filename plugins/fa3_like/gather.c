@@ -29,7 +29,7 @@ static uint64_t aligned(uint64_t size)
     return (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Of all sequences of a batch. */
+/* The most keys that all sequences of a batch have together. */
 static uint64_t most_keys(const attn_bounds *bounds)
 {
     uint64_t all = (uint64_t)bounds->max_seqs * (uint64_t)bounds->max_kv_len;
@@ -55,7 +55,7 @@ fa3_gather_layout fa3_layout_gather(const fa3_group *group, const cuda_group *ba
     return layout;
 }
 
-/* Keys of a graph's batches, or of an eager one, at most. */
+/* The most keys that the planned batch, or any of the graph's, has. */
 static uint64_t keys_of(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;

@@ -151,7 +151,7 @@ static attn_status fill_groups(const attn_instance *made, const attn_problem *pr
     return status;
 }
 
-/* What the library makes an instance of; the caller releases it. */
+/* The problems that the library makes an instance of; the caller frees them. */
 typedef struct plain_problems {
     attn_problem *problems;
     attn_layer_group *groups;

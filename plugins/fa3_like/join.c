@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * join.c: few tiles of many keys: their keys are shared out to as many parts as there are
- * multiprocessors for, and fa3_join makes outputs of these (kernels/join.cuh). Parts take scratch
- * memory, JOIN_ROWS rows of them at most.
+ * join.c: few tiles of many keys. Their keys are split into as many parts as keep the
+ * multiprocessors busy, and fa3_join makes outputs of the parts (kernels/join.cuh). Parts are in
+ * scratch memory, JOIN_ROWS rows at most.
  */
 #include "plugins/fa3_like/fa3_like.h"
 
@@ -39,7 +39,7 @@ int64_t fa3_most_splits(const cuda_group *base, const cuda_extent *extent)
     return splits < JOIN_MOST ? splits : JOIN_MOST;
 }
 
-/* Rows of a part: those of the batch, or the most that one of the graph has. */
+/* Rows of a part: the batch's, or the most that a batch of the graph has. */
 static int64_t rows_of(const layer_call *call)
 {
     return cuda_plan_extent(&call->metadata->plan).tokens;

@@ -66,7 +66,7 @@ static uint64_t host_bytes(uint32_t num_groups)
     return sizeof(fa3_own) + num_groups * (sizeof(fa3_metadata) + sizeof(fi_part));
 }
 
-/* Gathered keys are none of a group of codes. */
+/* A group has either a layout of codes, or the other two. */
 static uint64_t scratch_bytes(const fa3_group *group, const cuda_group *base,
                               const attn_bounds *bounds)
 {
@@ -85,7 +85,7 @@ void fa3_tell_memory(const fa3_group *group, const cuda_group *base, const attn_
     verdict->host_bytes = aligned(verdict->host_bytes) + host_bytes(1);
 }
 
-/* Behind what `size` has of the library's. */
+/* Add this plugin's bytes after the library's. */
 static void add_own(const attn_instance *instance, const attn_bounds *bounds,
                     attn_memory_size *size)
 {
@@ -132,7 +132,7 @@ static fa3_given place_given(char *at, const fa3_plan_layout *layout)
                              .positions = (int *)(void *)(at + 2 * layout->given_each)};
 }
 
-/* Its own things, at the end of each region: `size` is the library's. */
+/* Set up this plugin's part of each region, which follows the library's `size` bytes. */
 static void place_own(attn_metadata *metadata, const attn_memory *memory,
                       const attn_memory_size *size)
 {
@@ -182,8 +182,8 @@ attn_status fa3_metadata_create(attn_instance *instance, uint32_t kind, const at
 
 /* ---- A layer group's view of a batch --------------------------------------------------------- */
 
-/* Do host arrays tell that all keys are new, so that they may be read from where they come? Those
- * of an encoder have nothing to do with the queries; others stand where these do. */
+/* Do host arrays show that all keys are new, so that they may be read from k and v? An encoder's
+ * keys are independent of the queries; a decoder's are at the queries' positions. */
 static int has_only_new(const cuda_group *group, const attn_batch *batch, const attn_kv_batch *kv)
 {
     const int32_t *rows = batch->q_indptr.host, *prefix = batch->prefix_lens.host;
@@ -206,13 +206,13 @@ static int32_t bound_of(int32_t window)
     return window < 0 || window > FA3_UNBOUNDED ? FA3_UNBOUNDED : window;
 }
 
-/* Rows of a page come in boxes of so many at least, under the swizzle. */
+/* The swizzle needs boxes of BOX_ROWS rows of a page. */
 int fa3_has_boxes(const cuda_group *group)
 {
     return group->page_size % BOX_ROWS == 0;
 }
 
-/* Is the cache of q's type? Codes under codes are, though the library has q as bf16. */
+/* Does the cache have q's type? So it does with codes, though the library's group has bf16. */
 static int has_one_dtype(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_instance *own = metadata->instance->own;
@@ -220,7 +220,7 @@ static int has_one_dtype(const attn_metadata *metadata, uint32_t index)
     return own->groups[index].has_codes || group->kv_dtype == group->q_dtype;
 }
 
-/* Of expanded latents the given keys are all there are. */
+/* In the expanded form, the given keys are all keys of the batch. */
 static void view_given(const attn_batch *batch, const attn_kv_batch *kv, fa3_metadata *view)
 {
     view->given.kv_lens = kv->kv_lens.device;
@@ -263,7 +263,7 @@ static void view_batch(attn_metadata *metadata, uint32_t index)
         view_given(batch, kv, view);
 }
 
-/* As if the given keys were all of a sequence. */
+/* In the expanded form, a sequence's given keys are all its keys. */
 void fa3_fill_batch(const attn_metadata *metadata, uint32_t index, call_batch *batch)
 {
     const fa3_given *given = &((const fa3_own *)metadata->own)->groups[index].given;
@@ -316,7 +316,7 @@ static attn_status plan_tiles(attn_metadata *metadata, uint32_t index, attn_stre
     return cuda_launch_run(instance->cuda, &launch, params, stream, error);
 }
 
-/* Unless all keys are new, or gathered from wherever they are. */
+/* Tiles can read unsaved keys if all keys are new, or gathered. */
 int fa3_may_be_unsaved(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_metadata *view = &((const fa3_own *)metadata->own)->groups[index];
@@ -331,8 +331,8 @@ int fa3_has_small_pages(const attn_metadata *metadata, uint32_t index)
            !view->is_gathered && !view->given.keys;
 }
 
-/* What calls may want of a batch in tiles that only the library has: keys in pages that are too
- * small, and keys that are not saved. */
+/* May calls of the batch need the library: for all or a part of it, small pages, or unsaved keys?
+ */
 static int needs_library(const attn_metadata *metadata, uint32_t index)
 {
     const fa3_own *own = metadata->own;

@@ -29,8 +29,8 @@ static void count_decodes(const attn_metadata *metadata, const fi_group *group, 
     rows[FI_PATH_DECODE] = all - rows[FI_PATH_DECODE_UNTOLD] - rows[FI_PATH_CASCADE];
 }
 
-/* Sequences [first, end), which have `all` rows: by tiles of many, but for those that have a kernel
- * of their own beside them. */
+/* Count sequences [first, end), which have `all` rows and go by tiles of many rows, unless they
+ * have few rows and a kernel for few rows runs beside. */
 static void count_many(const attn_metadata *metadata, uint32_t index, int first, int end,
                        int64_t all, int64_t *rows)
 {

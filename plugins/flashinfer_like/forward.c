@@ -54,7 +54,7 @@ static int shift_of(int32_t size)
     return 1 << shift == size ? shift : -1;
 }
 
-/* The group's plan and numbers; operands are there. */
+/* Fill in the group's plan and constants; operands are set already. */
 static void fill_params(layer_call *call)
 {
     const cuda_group *group = &call->group->base;
@@ -94,14 +94,14 @@ static void fill_params(layer_call *call)
     p->out_dtype = cuda_element(group->out_dtype);
     p->cap = group->logit_cap;
     p->scale = group->sm_scale * (p->cap != 0 || p->operands.slopes ? 1.0f : log2_e);
-    /* Each sequence of DECODE has one new key, its last, unless kv_new_indptr says otherwise. */
+    /* Without kv_new_indptr, each sequence of DECODE has one new key, its last. */
     p->save = p->operands.save && !fi_is_prefill(call->kernel) && !p->batch.q_indptr &&
               !p->batch.new_indptr;
     p->saved = p->operands.save && !p->save;
 }
 
-/* Boxes of 128 bytes of a row and of `box` elements along the tensor's dimensions `dims`; -1: a
- * dimension that it has not. */
+/* A map with boxes of 128 bytes of a row and `box` elements along the tensor's dimensions `dims`;
+ * -1: no such dimension. */
 static attn_status set_map(const layer_call *call, const char *name, uint32_t role,
                            const int dims[3], const uint32_t box[3], fi_tensor_map *to,
                            attn_error *error)
@@ -119,7 +119,7 @@ static attn_status set_map(const layer_call *call, const char *name, uint32_t ro
                               .l2 = 128};
     for (int d = 0; d < 4; d++) {
         wanted.shape[d] = all[d] < 0 ? 1 : tensor->shape[all[d]];
-        /* Of one element there is no next one. */
+        /* The stride of a dimension with one element is unused. */
         wanted.strides[d] = wanted.shape[d] > 1 ? tensor->strides[all[d]] * size : 16;
     }
     attn_status status = cuda_tensor_map_make(call->instance->cuda, &wanted, &map, error);
@@ -128,14 +128,14 @@ static attn_status set_map(const layer_call *call, const char *name, uint32_t ro
     return status;
 }
 
-/* Are all of a tensor's rows where the copy engine can begin? */
+/* Are all rows of a tensor aligned for the copy engine? */
 static int has_rows(const layer_call *call, uint32_t role, int aligned)
 {
     const attn_tensor *tensor = attn_operand(&call->args, role);
     return tensor && tensor->shape[0] > 0 && call->params.operands.aligned & aligned;
 }
 
-/* Groups of keys come in boxes where a page has whole ones, and where they are new. */
+/* Keys are read in boxes if pages hold whole boxes, and new keys are, too, but for an fp8 cache. */
 static attn_status set_key_maps(layer_call *call, attn_error *error)
 {
     fi_call *p = &call->params;
@@ -146,10 +146,10 @@ static attn_status set_key_maps(layer_call *call, attn_error *error)
     p->box_keys = fi_box_keys(call->group, call->kernel);
     const uint32_t box[] = {(uint32_t)p->box_keys, 1, 1};
     if (!call->group->shape->has_hopper)
-        return ATTN_OK; /* and row by row where there is no copy engine */
+        return ATTN_OK; /* without a copy engine, keys are read row by row */
     p->has_maps = cuda_group_has_cache(&call->group->base) && p->box_keys > 1 &&
                   has_rows(call, ATTN_ROLE_K_CACHE, CALL_ALIGNED_CACHE);
-    /* What an fp8 cache gets has to be rounded first. */
+    /* For an fp8 cache, new keys have to be rounded first. */
     p->has_new_maps =
         !cuda_is_fp8(call->group->base.kv_dtype) && has_rows(call, ATTN_ROLE_K, CALL_ALIGNED_NEW);
     if (p->has_maps)
@@ -163,7 +163,8 @@ static attn_status set_key_maps(layer_call *call, attn_error *error)
     return status;
 }
 
-/* Rows of many queries leave in boxes where a box has whole queries. */
+/* Outputs of tiles of many rows are written in boxes if a box holds whole queries. Wide kernels use
+ * the map for q. */
 static attn_status set_out_map(layer_call *call, attn_error *error)
 {
     fi_call *p = &call->params;
@@ -182,8 +183,8 @@ static attn_status set_out_map(layer_call *call, attn_error *error)
                           : ATTN_OK;
 }
 
-/* As many blocks as have a warp for each new row and head, if they fit. New rows may be more than
- * the batch's: then blocks have several. */
+/* Blocks for a warp per row and head of the batch, up to SAVE_BLOCKS per multiprocessor. There may
+ * be more new rows than rows; warps then save several. */
 static int64_t save_blocks(const layer_call *call)
 {
     const cuda_plan *plan = &call->metadata->plan;
@@ -193,8 +194,9 @@ static int64_t save_blocks(const layer_call *call)
     return blocks < 1 ? 1 : blocks < most ? blocks : most;
 }
 
-/* Does attention save codes where it makes them? One block has to have all of a sequence's rows. Tiles
- * of few rows round one key after the other, half tiles those that come in boxes, by a warpgroup. */
+/* Does attention save the codes that it rounds? One block must have all rows of a sequence. Tiles
+ * of few rows round one key after the other; in half tiles a warpgroup rounds keys that come in
+ * boxes. */
 static int saves_codes(const layer_call *call)
 {
     const cuda_group *group = &call->group->base;
@@ -206,9 +208,9 @@ static int saves_codes(const layer_call *call)
            call->params.page_shift >= 0 && (call->params.operands.aligned & aligned) == aligned;
 }
 
-/* Does the attention kernel save the new rows? Of 16 bits warps copy them beside attention, which
- * reads them from k and v, so nothing waits for that while they are few. Where rows have two launches
- * neither is known to have all of them, and the kernel of many items has no registers for it. */
+/* Does the attention kernel save the new rows? Few rows of 16 bits cost nothing: warps copy them
+ * beside attention, which reads them from k and v. It does not if rows may have two launches, as
+ * neither may have all of them, and the kernel for many items has no registers for it. */
 static int saves_on_its_way(const layer_call *call)
 {
     const cuda_group *group = &call->group->base;
@@ -255,7 +257,7 @@ static attn_status launch_attend(layer_call *call, attn_stream stream, attn_erro
     return cuda_launch_run(call->instance->cuda, &launch, params, stream, error);
 }
 
-/* The sequences of a plan, as the parameters do not tell yet. */
+/* Launch attention for call->plan, from parameters to kernel. */
 static attn_status attend(layer_call *call, attn_stream stream, attn_error *error)
 {
     fill_params(call);
@@ -265,7 +267,7 @@ static attn_status attend(layer_call *call, attn_stream stream, attn_error *erro
     return status == ATTN_OK ? launch_attend(call, stream, error) : status;
 }
 
-/* Sequences of few rows, where others have a kernel of their own. */
+/* Launch attention for sequences of few rows, if others have a kernel of their own. */
 static attn_status attend_beside(const layer_call *call, attn_stream stream, attn_error *error)
 {
     layer_call beside = *call;
@@ -274,7 +276,8 @@ static attn_status attend_beside(const layer_call *call, attn_stream stream, att
     return attend(&beside, stream, error);
 }
 
-/* A level's keys, which lie in the cache, for all sequences that share them. */
+/* Launch attention over the keys of a level, all of them in the cache, for the sequences that share
+ * them. */
 static attn_status attend_runs(const layer_call *call, int level, attn_stream stream,
                                attn_error *error)
 {

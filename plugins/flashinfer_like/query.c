@@ -17,7 +17,8 @@ enum {
                ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
                ATTN_USES_DECODES_FIRST | ATTN_USES_DECODE_DRAFTS,
     ALL_GROUP_FLAGS = ATTN_GROUP_HAS_SINKS | ATTN_GROUP_HAS_ALIBI,
-    /* Of itself: how a sequence is shared out depends on the batch, unless it must not. */
+    /* Without a request: how a sequence is divided depends on the batch unless BATCH_INVARIANT is
+     * required. */
     TRAITS = ATTN_TRAIT_DETERMINISTIC | ATTN_TRAIT_SM_BUDGET,
     ALL_TRAITS = TRAITS | ATTN_TRAIT_BATCH_INVARIANT,
     SPLIT = 1024,          /* keys, as FI_OPTIONS says */
@@ -83,12 +84,12 @@ static const cuda_dims dims[] = {FI_SHAPES(DIMS, DIMS) FI_WIDE_SHAPES(DIMS)},
 enum {
     NUM_DIMS = sizeof dims / sizeof dims[0],
     NUM_CODES_DIMS = sizeof codes_dims / sizeof dims[0],
-    NUM_WIDE = 0 FI_WIDE_SHAPES(ONE) /* the last, of Hopper alone */
+    NUM_WIDE = 0 FI_WIDE_SHAPES(ONE) /* the last of `dims`, for Hopper only */
 };
 #undef ONE
 
-/* What a block takes of any of a shape's kernels that the problem's dtypes may need, mended ones if
- * they are refused. */
+/* The most shared memory of a block of a shape's kernels that the problem's dtypes may need; if the
+ * dtypes are rejected, of all its kernels. */
 static uint32_t shared_of(const fi_shape *shape, const attn_problem *problem)
 {
     const attn_dtype q = problem->q_dtype, kv = problem->kv_dtype;
@@ -101,8 +102,8 @@ static uint32_t shared_of(const fi_shape *shape, const attn_problem *problem)
 }
 
 /* Devices that are not Hopper have less shared memory, and most of them too little for wide heads.
- * A device that is refused is asked as one of these, if they are accepted, and dimensions that are
- * refused as all that are accepted: no reason may come out only when the others are mended. */
+ * A rejected device is checked as one that is not Hopper, if those are accepted, and rejected
+ * dimensions as all accepted ones, so that no reason appears only after the others are fixed. */
 static void check_shared_memory(const char *codes, const cuda_question *ask, attn_verdict *verdict)
 {
     const attn_device *device = &ask->device;
@@ -128,7 +129,7 @@ static int is_half(attn_dtype dtype)
     return dtype == ATTN_F16 || dtype == ATTN_BF16;
 }
 
-/* Not all dimensions have kernels over fp8, which a cache that is refused may become. */
+/* Not all dimensions have kernels over fp8. A rejected cache dtype may become fp8. */
 static void check_dims(const cuda_question *ask, attn_verdict *verdict)
 {
     const attn_dtype q = ask->problem.q_dtype, kv = ask->problem.kv_dtype;

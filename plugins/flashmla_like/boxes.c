@@ -10,9 +10,9 @@
 
 #include <string.h>
 
-enum { BOX_BYTES = 128 /* of a latent in a box */ };
+enum { BOX_BYTES = 128 /* bytes of a latent per box */ };
 
-/* Elements from `first` on of all latents; what lies beyond `elements` arrives as zeros. */
+/* A map of `elements` elements of each latent, from `first` on; the rest of a box is zeros. */
 static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int first, int elements,
                             mla_map *to, attn_error *error)
 {
@@ -27,7 +27,7 @@ static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int 
                            .box = {BOX_BYTES / size, MLA_BOX, 1, 1},
                            .swizzle = 128,
                            .l2 = 128};
-    for (int d = 1; d < 3; d++) /* of one element there is no next one */
+    for (int d = 1; d < 3; d++) /* a dimension with one element needs no stride */
         if (box.shape[d] > 1)
             box.strides[d] = cache->strides[2 - d] * size;
     attn_status status = cuda_tensor_map_make(cuda, &box, &map, error);
@@ -36,7 +36,8 @@ static attn_status make_map(const cuda_api *cuda, const attn_tensor *cache, int 
     return status;
 }
 
-/* Pages of whole boxes, in a table of pages, at addresses that the copy engine takes. */
+/* Can the copy engine read the cache in boxes? Pages must hold whole boxes, be in a block table,
+ * and be aligned. */
 static int has_boxes(const attn_instance *instance, uint32_t index, const attn_tensor *cache,
                      const mla_call *call)
 {

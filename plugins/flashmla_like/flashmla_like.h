@@ -16,8 +16,8 @@
 #include "plugins/common/cuda/plan.h"
 #include "plugins/flashmla_like/kernels/mla.h"
 
-/* Kernels by their rows, 8, 16, 32, 64, over each kind of latents; of queries of e4m3, which are over codes, the last
- * alone. */
+/* Kernels of 8, 16, 32 and 64 rows for each kind of latents; FM_LATENT_CODED, for e4m3 queries over
+ * codes, lacks the one of 32 rows. */
 enum { FM_KERNELS = 4 };
 enum { FM_LATENT_BF16, FM_LATENT_CODES, FM_LATENT_PACKED, FM_LATENT_CODED, FM_LATENTS };
 
@@ -32,27 +32,28 @@ struct attn_instance {
     cuda_facts facts;
     cuda_module module;
     cuda_function plan, merge, attend[FM_LATENTS][FM_KERNELS];
-    int whole;   /* no unit is divided: type.h */
-    int shrinks; /* kv_lens become less: type.h */
-    int fixed; /* BATCH_INVARIANT: tiles of a part, as kernel and division depend on the sequence alone; 0 = else */
+    int whole;   /* flashmla_like_keep_whole(): no unit is divided */
+    int shrinks; /* flashmla_like_let_shrink(): kv_lens may become less */
+    int fixed;   /* tiles of a part with BATCH_INVARIANT, where kernel and division depend on the
+                * sequence alone; 0 without */
     uint32_t num_groups;
-    cuda_group *groups; /* one KV head; layers lie after them */
+    cuda_group *groups; /* each has one KV head; their layers follow them in memory */
 };
 
-/* How a batch is cut for a group. */
+/* How a batch is divided among blocks for a group. */
 typedef struct fm_shape {
-    int kernel; /* place in attn_instance.attend[] */
-    int rows;   /* of a block */
-    int pair;   /* blocks of a unit */
-    int ranges; /* of the line */
-    int fixed;  /* ranges of one part each: mla_call */
+    int kernel; /* second index of attn_instance.attend */
+    int rows;   /* rows of a block */
+    int pair;   /* blocks per unit */
+    int ranges; /* ranges of the line of units */
+    int fixed;  /* ranges of one part each, see mla_call */
 } fm_shape;
 
 struct attn_metadata {
     attn_instance *instance;
     cuda_plan plan;
     char *plans;   /* device: a plan for each group */
-    char *scratch; /* device: parts, of whichever layer runs */
+    char *scratch; /* device: parts, used by one layer at a time */
 };
 
 /* ---- By file --------------------------------------------------------------------------------- */
@@ -67,10 +68,10 @@ attn_status fm_create(const attn_backend_type *type, const attn_problem *problem
                       const attn_services *services, attn_instance **instance, attn_error *error);
 void fm_destroy(attn_instance *instance);
 
-/* FM_LATENT_* of a group. */
+/* The FM_LATENT_* of a group. */
 int fm_latents(const cuda_group *group);
 
-/* Latents of a tile of a kernel of so many rows. */
+/* Latents per tile of the kernel of `rows` rows. */
 int fm_tile(int latents, int rows);
 
 /* Bytes of shared memory of a block of instance->attend[latents][kernel]. */
@@ -85,13 +86,14 @@ attn_status fm_metadata_create(attn_instance *instance, uint32_t kind, const att
 attn_status fm_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                      attn_stream stream, attn_error *error);
 
-/* How the planned batch is cut for group `index`; the same from its planning to its forwards. */
+/* How the planned batch is divided for group `index`; the same for planning and for each forward.
+ */
 fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index);
 
-/* What kernels are launched with for group `index`, but for operands. */
+/* Fill in a call of group `index`, but for its operands. */
 void fm_describe(const attn_metadata *metadata, uint32_t index, mla_call *call);
 
-/* A layer's tensors, checked, as addresses and byte strides: operands.h's words for latents. */
+/* Check a layer's tensors and put their addresses and byte strides into `call`. */
 attn_status fm_take_operands(const attn_metadata *metadata, uint32_t index,
                              const attn_util_layer *layer, const attn_forward_args *args,
                              mla_call *call, attn_error *error);

@@ -15,7 +15,7 @@ enum {
     HOST = ATTN_REGION(ATTN_SPACE_HOST, ATTN_MEMORY_METADATA)
 };
 
-enum { MOST_FIXED = 1 << 24 }; /* more parts have no memory on any device */
+enum { MOST_FIXED = 1 << 24 }; /* no device has memory for more parts */
 
 uint32_t fm_index_forms(attn_instance *instance)
 {
@@ -40,8 +40,9 @@ static fm_shape shape_of(int64_t rows, uint32_t sms)
     return shape;
 }
 
-/* Ranges for every part of every batch within `most`, where `units` units of a sequence have parts. A sequence has a
- * part for each `part` tiles and one more; a window may begin and end within a tile. */
+/* Enough ranges for the parts of any batch within `most`, if `units` units of a sequence are
+ * divided. A sequence has a part for each `part` tiles, and one more; a window may begin and end
+ * within a tile. */
 static int fixed_ranges(const attn_bounds *most, int64_t units, int tile, int part)
 {
     const int64_t seqs = most->max_seqs, longest = (int64_t)most->max_kv_len / tile + 2;
@@ -53,8 +54,8 @@ static int fixed_ranges(const attn_bounds *most, int64_t units, int tile, int pa
     return least < 1 ? 1 : least < MOST_FIXED ? (int)least : MOST_FIXED;
 }
 
-/* The kernel of 64 rows, whatever the batch. The line has the units of sequences with more than MLA_FIXED_UNITS, if
- * there may be any. */
+/* With BATCH_INVARIANT every batch has the kernel of 64 rows. The line has ranges only if sequences
+ * may have more than MLA_FIXED_UNITS units. */
 static fm_shape fixed_shape(const attn_instance *instance, uint32_t index, const attn_bounds *most,
                             uint32_t sms)
 {
@@ -70,7 +71,8 @@ static fm_shape fixed_shape(const attn_instance *instance, uint32_t index, const
     return shape;
 }
 
-/* The largest batch that the planned one may become: of a graph, one of the bounds. */
+/* Bounds of the planned batch; those of the metadata for a graph, whose later batches may be
+ * larger. */
 static attn_bounds extent_of(const cuda_plan *plan)
 {
     const cuda_extent extent = cuda_plan_extent(plan);
@@ -91,7 +93,7 @@ fm_shape fm_find_shape(const attn_metadata *metadata, uint32_t index)
     if (instance->fixed)
         return fixed_shape(instance, index, &extent, sms);
     const int64_t rows = (int64_t)extent.max_q_len * group->ratio;
-    /* Queries of e4m3 have no kernel of 32 rows: 64 are faster. */
+    /* e4m3 queries have no kernel of 32 rows, as the one of 64 is faster. */
     const int wide = fm_latents(group) == FM_LATENT_CODED && rows > 16 && rows < MLA_ROWS;
     return shape_of(wide ? MLA_ROWS : rows, sms);
 }
@@ -103,7 +105,7 @@ static uint64_t aligned(uint64_t size)
     return (size + FM_ALIGNMENT - 1) / FM_ALIGNMENT * FM_ALIGNMENT;
 }
 
-/* A sequence of at most 128 rows is one unit, with `fixed` one or two. */
+/* A sequence of at most 128 rows is one unit, or, with `fixed`, one or two. */
 static uint64_t most_units(const attn_instance *instance, uint32_t index, const attn_bounds *bounds)
 {
     const int32_t heads = instance->groups[index].ratio;
@@ -111,7 +113,7 @@ static uint64_t most_units(const attn_instance *instance, uint32_t index, const 
     return (uint64_t)bounds->max_seqs + (uint64_t)bounds->max_tokens * (uint64_t)heads / rows;
 }
 
-/* Where a group's plan has its lists, from its header on. */
+/* Byte offsets of the lists of a group's plan, from its header. */
 typedef struct plan_layout {
     uint64_t starts, units, end;
 } plan_layout;
@@ -129,7 +131,7 @@ static plan_layout lay_out(const attn_instance *instance, uint32_t index, const 
     return at;
 }
 
-/* Two states for each block of the line, one for each other. */
+/* A block of the line has two states, any other block one. */
 static uint64_t num_states(const fm_shape *shape)
 {
     return (2u * (uint64_t)shape->ranges + (uint64_t)shape->fixed) * (uint64_t)shape->pair;
@@ -146,8 +148,8 @@ static uint64_t states_bytes(const fm_shape *shape)
            aligned(num_states(shape) * (uint64_t)shape->rows * sizeof(float));
 }
 
-/* Of the group with the largest parts. Without `fixed` it is of the most rows that a block may have, and of either
- * number of blocks. */
+/* The bytes of the group with the largest parts. Without `fixed`, shapes of the most rows are
+ * tried, with one and with two blocks per unit. */
 static uint64_t parts_bytes(const attn_instance *instance, const attn_bounds *bounds)
 {
     uint64_t most = 0;

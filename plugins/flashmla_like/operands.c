@@ -8,7 +8,7 @@
 #include "attn_plugin_util.h"
 #include "plugins/common/cuda/operands.h"
 
-/* Of queries of e4m3, one each. */
+/* e4m3 queries have one scale for q_nope and one for q_pe. */
 static attn_status take_query_scales(const attn_forward_args *args, mla_call *call,
                                      attn_error *error)
 {

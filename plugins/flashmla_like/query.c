@@ -32,13 +32,13 @@ static int is_bf16(attn_dtype dtype)
     return dtype == ATTN_BF16;
 }
 
-/* Rows that have their scales in them? */
+/* Does each row of the cache hold its own scales? */
 static int is_packed(const attn_problem *problem)
 {
     return problem->kv_layout && strcmp(problem->kv_layout, ATTN_LAYOUT_MLA_LATENT_FP8) == 0;
 }
 
-/* bf16 latents have no scale, e4m3 has one. Where the dtype has to change, it may become either. */
+/* bf16 latents have no scale, e4m3 latents one. If the dtype is rejected, both are accepted. */
 static void check_scales(const attn_problem *problem, const attn_layer_group *group,
                          attn_verdict *verdict)
 {
@@ -82,7 +82,7 @@ static void check_latents(const attn_problem *problem, const attn_layer_group *g
         REFUSE(HEAD_DIM, KV_LORA_RANK, packed ? "512" : "16..512/16", "%d", mla->kv_lora_rank);
     if (!is_width(mla->rope_dim, packed ? MLA_ROPE : 0, MLA_ROPE))
         REFUSE(HEAD_DIM, ROPE_DIM, packed ? "64" : "0..64/16", "%d", mla->rope_dim);
-    /* What the expanded form alone reads. */
+    /* These dimensions matter in expanded form only. */
     if (mla->nope_dim < 1 || mla->nope_dim > MLA_LORA)
         REFUSE(HEAD_DIM, NOPE_DIM, "1..512", "%d", mla->nope_dim);
     if (group->v_head_dim < 1 || group->v_head_dim > MLA_LORA)
@@ -94,7 +94,7 @@ static void check_latents(const attn_problem *problem, const attn_layer_group *g
                problem->kv_layout ? problem->kv_layout : "absent");
 }
 
-/* Queries of e4m3 are multiplied with latents of e4m3, beside new latents of bf16. */
+/* e4m3 queries need e4m3 latents and bf16 new latents. */
 static int has_coded_queries(const attn_problem *problem)
 {
     return problem->q_dtype == ATTN_FP8_E4M3 && problem->kv_dtype == ATTN_FP8_E4M3 &&
@@ -165,8 +165,9 @@ attn_status fm_query(const attn_backend_type *type, const attn_options *options,
     attn_util_check_needs(&limits, &problem, &verdict);
     if (verdict.supported) {
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        verdict.traits = ATTN_TRAIT_DETERMINISTIC | /* slower: one kernel, fixed parts */
-                         (problem.required_traits & ATTN_TRAIT_BATCH_INVARIANT);
+        verdict.traits =
+            ATTN_TRAIT_DETERMINISTIC | /* BATCH_INVARIANT is slower, so on request only */
+            (problem.required_traits & ATTN_TRAIT_BATCH_INVARIANT);
         verdict.graph_seq_len_fill = 0;
         verdict.cost_hint = 0.5;
     }

@@ -33,7 +33,7 @@ static attn_status find_layer(layer_call *call, int32_t layer_id, attn_error *er
                                 "layer_id %d is not of this instance", layer_id);
 }
 
-/* `early`: the kernel may begin before the one before it has ended. */
+/* `early`: the kernel may begin before the previous one has ended. */
 static attn_status launch(const layer_call *call, cuda_function function, const char *name,
                           int early, int64_t blocks, int threads, int shared, void **params,
                           attn_stream stream, attn_error *error)
@@ -47,8 +47,7 @@ static attn_status launch(const layer_call *call, cuda_function function, const 
     return cuda_launch_run(call->metadata->instance->cuda, &run, params, stream, error);
 }
 
-/* As many as a head has values for: what is made ready before a step is shared out among more
- * threads. */
+/* As many warps as a head has values for, as more threads share the work before a step. */
 static int find_warps(const linear_dims *d, int values)
 {
     int warps = STEPS_MAX_WARPS;
@@ -57,8 +56,9 @@ static int find_warps(const linear_dims *d, int values)
     return warps;
 }
 
-/* Do the batch's rows, one a sequence, go by linear_decode_*? It rounds differently from linear_steps_*, so
- * all batches of a mode go by one of the two where a group is BATCH_INVARIANT, as one without chunks is. */
+/* Does linear_decode_* serve the batch, which must have one row per sequence? It rounds differently
+ * from linear_steps_*, so in a BATCH_INVARIANT group, which has no chunks, the mode alone decides.
+ */
 static int is_decode(const layer_call *call)
 {
     const cuda_plan *plan = &call->metadata->plan;
@@ -66,13 +66,13 @@ static int is_decode(const layer_call *call)
            (call->group->by_chunks || plan->batch.mode == ATTN_MODE_DECODE);
 }
 
-/* Is all of it done by one launch, what linear_finish does elsewhere among it? */
+/* Does one launch serve the batch, without linear_finish? */
 static int is_one_launch(const layer_call *call)
 {
     return is_decode(call) && (call->group->dims.width <= 1 || call->readers);
 }
 
-/* Padding, as far as the host knows: a graph's batches, and rows that belong to no sequence. */
+/* May the batch have padding? It may in a graph, or with rows that belong to no sequence. */
 static int may_have_padding(const layer_call *call)
 {
     const attn_batch *batch = &call->metadata->plan.batch;
@@ -80,7 +80,7 @@ static int may_have_padding(const layer_call *call)
            batch->num_real_tokens < batch->num_tokens;
 }
 
-/* Single rows by parts of heads, of any layer. */
+/* One row per sequence, by parts of heads, for any layer. */
 static cuda_launch describe_parts(const linear_group *g, int vectors)
 {
     const int bf16 = g->state_dtype == ATTN_BF16, values = DECODE_VALUES(bf16);
@@ -114,7 +114,7 @@ static cuda_launch describe_heads(const linear_group *g)
                          .shared = (uint32_t)HEADS_SHARED(columns, size)};
 }
 
-/* Heads, or slices where there are few. */
+/* Whole heads, or slices for few heads, or parts if operands are not aligned. */
 static cuda_launch describe_decode(const layer_call *call, int64_t seqs)
 {
     const int need = LINEAR_ALIGNED_FOURS | LINEAR_ALIGNED_HEADS;
@@ -138,7 +138,8 @@ static linear_heads_call give_heads(const layer_call *call, int64_t seqs)
                                .prefetched = kept ? 0 : HEADS_PREFETCHED};
 }
 
-/* A launch has at most so many sequences. linear_decode_* take the first member of what the others take. */
+/* A launch has at most MOST sequences. linear_decode_* read linear_heads_call's first member only.
+ */
 static attn_status launch_decode(layer_call *call, attn_stream stream, attn_error *error)
 {
     enum { MOST = 65534 };

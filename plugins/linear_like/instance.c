@@ -27,15 +27,15 @@ CUDA_IMAGE_DECLARE(chunk_fused)
 CUDA_IMAGE_DECLARE(chunk_wide)
 CUDA_IMAGE_DECLARE(chunk_strips)
 
-/* By module; those of the recurrence: 2 * vk + bf16. */
+/* By MODULE_*; the recurrence's module is 2 * vk + bf16. */
 static const cuda_image images[MODULE_COUNT] = {
     CUDA_IMAGE(steps_kv_f32),   CUDA_IMAGE(steps_kv_bf16), CUDA_IMAGE(steps_vk_f32),
     CUDA_IMAGE(steps_vk_bf16),  CUDA_IMAGE(rows),          CUDA_IMAGE(chunk_ready),
     CUDA_IMAGE(chunk_channels), CUDA_IMAGE(chunk_states),  CUDA_IMAGE(chunk_fused),
     CUDA_IMAGE(chunk_wide),     CUDA_IMAGE(chunk_strips)};
 
-/* The kernel `name` of a module, which is loaded when it is first wanted. `shared`: bytes that its
- * launches ask for, beyond what any may. */
+/* The kernel `name` of a module, which is loaded on first use. `shared`: bytes of shared memory
+ * that launches need beyond the default limit. */
 static attn_status load_kernel(attn_instance *made, int module, const char *name, uint32_t shared,
                                cuda_function *function, attn_error *error)
 {
@@ -44,7 +44,7 @@ static attn_status load_kernel(attn_instance *made, int module, const char *name
                            &made->modules[module], function, error);
 }
 
-/* What a family's kernels are called. */
+/* The name of a family in its kernels' names. */
 static const char *mode_of(const linear_group *group)
 {
     return group->dims.family == LINEAR_FAMILY_GDN   ? "delta"
@@ -52,7 +52,7 @@ static const char *mode_of(const linear_group *group)
                                                      : "plain";
 }
 
-/* Are heads such that single rows may go by whole ones? */
+/* Do linear_heads_* fit the group's heads? */
 static int has_heads(const linear_group *group, int columns, int size)
 {
     const linear_dims *d = &group->dims;
@@ -61,8 +61,8 @@ static int has_heads(const linear_group *group, int columns, int size)
            HEADS_THREADS(columns, size, HEADS_PARTS) <= most;
 }
 
-/* They add in another order than linear_steps_*, and slices than heads; a batch decides which are launched.
- * So a group that is BATCH_INVARIANT, which has no chunks, has neither. */
+/* linear_heads_* and linear_slices_* add in other orders than linear_steps_*, and the batch decides
+ * which are launched. So a BATCH_INVARIANT group, which has no chunks, has neither. */
 static attn_status load_heads(attn_instance *made, int module, linear_group *group,
                               attn_error *error)
 {
@@ -207,7 +207,7 @@ void linear_group_init(linear_group *group, const attn_problem *problem,
     group->by_chunks = linear_goes_by_chunks(group, problem);
 }
 
-/* The place of a state group among those of the instance. */
+/* The index of a state group in instance->state_groups, which it joins if it is new. */
 static uint32_t note_state_group(attn_instance *instance, int32_t state_group)
 {
     uint32_t at = 0;

@@ -23,7 +23,7 @@
 #endif
 
 enum {
-    MAX_GROUPS = 64 /* of an instance; more than any model has */
+    MAX_GROUPS = 64 /* of an instance; no model has as many */
 };
 
 extern const attn_backend_type linear_like_type;
@@ -36,7 +36,8 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
 
 /* ---- Instance -------------------------------------------------------------------------------- */
 
-/* Modules: the recurrence of each layout and type of state; what goes by rows; by chunks. */
+/* Modules: the recurrence (four, one for each layout and type of state), the kernels that go by
+ * rows, and those for chunks. */
 enum {
     MODULE_STEPS = 0,
     MODULE_ROWS = 4,
@@ -58,23 +59,23 @@ typedef struct linear_group {
     uint32_t slots;       /* index of its slots in the metadata */
     int32_t lane_keys;    /* elements of k that a lane of the recurrence has */
     cuda_function steps;  /* NULL: short_conv */
-    cuda_function decode; /* of one row a sequence; NULL: none for so many keys */
-    cuda_function heads;  /* the same by whole heads; NULL: not such heads, or BATCH_INVARIANT */
-    cuda_function slices; /* the same by slices of heads; NULL where `heads` is */
+    cuda_function decode; /* for one row per sequence; NULL: none for these dimensions */
+    cuda_function heads;  /* the same, by whole heads; NULL: heads do not fit, or BATCH_INVARIANT */
+    cuda_function slices; /* the same, by slices of heads; NULL if `heads` is */
     cuda_function convolve;
-    cuda_function convolve_vectors; /* NULL: fp32 */
+    cuda_function convolve_vectors; /* NULL for fp32 */
     cuda_function finish;
-    int by_chunks; /* long sequences; the kernels of it, `ready` NULL where it is part of the others */
+    int by_chunks; /* long sequences go by chunks, with the kernels below; `ready` is NULL if it is
+                    * part of the others */
     cuda_function list;
     cuda_function convolve_chunks; /* NULL: there is nothing to convolve first */
     cuda_function ready;
     cuda_function segments;
     cuda_function states;
-    cuda_function wide; /* the same for 128 values a block, where sequences are many; NULL: none */
-    cuda_function
-        strips; /* instead of `ready` and `states`, where sequences are many; NULL: none */
+    cuda_function wide;   /* `states` with 128 values per block, for many sequences; NULL: none */
+    cuda_function strips; /* replaces `ready` and `states` for many sequences; NULL: none */
     uint32_t num_layers;
-    int32_t *layers; /* ids */
+    int32_t *layers; /* layer ids */
 } linear_group;
 
 struct attn_instance {
@@ -83,12 +84,12 @@ struct attn_instance {
     cuda_facts facts;
     cuda_module modules[MODULE_COUNT];
     uint32_t num_groups;
-    linear_group *groups; /* the groups and their layers lie after the instance */
+    linear_group *groups; /* the groups and their layers follow this struct in memory */
     uint32_t num_state_groups;
-    int32_t state_groups[MAX_GROUPS]; /* of the batch, that the layers have slots in */
+    int32_t state_groups[MAX_GROUPS]; /* the state groups of a batch that layers have slots in */
 };
 
-/* A group from a problem that query accepts; kernels and layers are left to the caller. */
+/* The group of a problem that query accepts; the caller adds kernels and layers. */
 void linear_group_init(linear_group *group, const attn_problem *problem,
                        const attn_layer_group *from, const attn_linear_dims *dims);
 
@@ -100,22 +101,22 @@ void linear_destroy(attn_instance *instance);
 
 /* ---- Chunks ---------------------------------------------------------------------------------- */
 
-/* Scratch of a group that goes by chunks: where its parts begin. */
+/* Byte offsets of the scratch memory of a group that goes by chunks. */
 typedef struct linear_scratch {
     uint64_t list, segments, results, carry, keys, values, rows;
     uint64_t bytes; /* 0: none is needed */
-    int32_t window; /* chunks that there are tiles for */
-    int32_t room;   /* segments of a window, where sequences are cut; 0: none are */
+    int32_t window; /* chunks that have tiles at a time */
+    int32_t room;   /* segments of a window if sequences are cut; 0: none are */
     int32_t most;   /* segments of a window */
 } linear_scratch;
 
 /* Is it a delta rule, GDN's or KDA's? */
 int linear_is_delta(const linear_dims *dims);
 
-/* Are rows of its chunks read as they are, by linear_fused, and not made ready before? */
+/* Does linear_fused read the rows of its chunks directly, without linear_ready_* before? */
 int linear_is_fused(const linear_dims *dims);
 
-/* CHUNK_*: what there is of its chunks. */
+/* The CHUNK_* rule of its chunks. */
 int linear_chunk_rule(const linear_dims *dims);
 
 /* Is there a convolution, and are chunks convolved before all else? */
@@ -124,16 +125,16 @@ int linear_convolves_first(const linear_dims *dims);
 /* Shared memory of its linear_ready_* kernel. */
 uint32_t linear_ready_shared(const linear_dims *dims);
 
-/* May sequences of such a group go by chunks, for this problem? */
+/* May sequences of the group go by chunks in this problem? */
 int linear_goes_by_chunks(const linear_group *group, const attn_problem *problem);
 
-/* Rows that each of a convolution's threads takes, where a row has `threads` and there are `rows`. */
+/* Rows that each thread of a convolution takes, if `rows` rows have `threads` threads each. */
 int linear_convolve_rows(int64_t threads, int64_t rows);
 
 linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_bounds *bounds);
 
-/* Enqueue the chunks of sequences that are long enough, if the batch may have such. call->chunks
- * says to other launches which these are. */
+/* Enqueue the chunks of long sequences, if the batch may have any. Later launches read in
+ * call->chunks which sequences these are. */
 attn_status linear_launch_chunks(const attn_metadata *metadata, const linear_group *group,
                                  linear_call *call, attn_stream stream, attn_error *error);
 
@@ -146,8 +147,8 @@ struct attn_metadata {
     unsigned
         *readers; /* linear_decode_call.readers, in device memory; NULL = no group needs them */
     uint64_t num_readers;
-    int cleared;             /* readers are 0, and so they are after each launch */
-    attn_state_batch *slots; /* [instance->num_state_groups]; their device arrays count */
+    int cleared;             /* readers are 0; each launch leaves them so */
+    attn_state_batch *slots; /* [instance->num_state_groups]; only device arrays are read */
 };
 
 /* Bytes of attn_metadata.readers that a group needs. */
@@ -163,8 +164,8 @@ attn_status linear_init_forward_metadata(attn_metadata *metadata, const attn_bat
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* Check the operands of a call and fill in what kernels are given, and how many slots all pools have, at
- * least. INVALID_ARGUMENT names the role. */
+/* Check the operands of a call, and fill in the kernels' arguments and the least number of slots of
+ * a pool. INVALID_ARGUMENT names the role. */
 attn_status linear_take_operands(const attn_metadata *metadata, const linear_group *group,
                                  const attn_forward_args *args, linear_call *call, int64_t *slots,
                                  attn_error *error);

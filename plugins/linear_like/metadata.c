@@ -113,7 +113,7 @@ static attn_status check_parts(const attn_batch *batch, attn_error *error)
     return ATTN_OK;
 }
 
-/* The arrays of state group `state_group`, in a struct of ours. */
+/* Copy the arrays of state group `state_group`. */
 static attn_status find_slots(const attn_batch *batch, int32_t state_group, attn_state_batch *slots,
                               attn_error *error)
 {
@@ -129,7 +129,7 @@ static attn_status find_slots(const attn_batch *batch, int32_t state_group, attn
                : FAIL(error, "slot of state group %d is missing on the device", state_group);
 }
 
-/* A graph has baked in the addresses. */
+/* A captured graph reads the same addresses at each replay. */
 static attn_status check_same(const attn_metadata *metadata, const attn_batch *batch,
                               const attn_state_batch *slots, const attn_state_batch *first,
                               attn_error *error)
@@ -160,7 +160,7 @@ static attn_status check_slots(const attn_metadata *metadata, const attn_batch *
     return status;
 }
 
-/* Before the first launch. */
+/* Set the readers to 0 before the first launch. */
 static attn_status clear_readers(attn_metadata *metadata, attn_stream stream, attn_error *error)
 {
     const cuda_api *cuda = metadata->instance->cuda;

@@ -11,7 +11,7 @@
 #define FAIL(error, field, ...)                                                                    \
     attn_util_fail_field(error, ATTN_INVALID_ARGUMENT, field, "" __VA_ARGS__)
 
-/* A call in the making. */
+/* A call whose operands are being checked. */
 typedef struct taking {
     const attn_metadata *metadata;
     const linear_group *group;
@@ -92,7 +92,7 @@ static attn_status take_convolution(const taking *t, attn_error *error)
     return ATTN_OK;
 }
 
-/* fp32 values of a head: `dim` each, flat or not; or, where that is 0, one each, flat. */
+/* fp32 values per head: `dim` each, in one or two dimensions; or, if `dim` is 0, one each. */
 static attn_status take_values(const taking *t, uint32_t role, int64_t dim, const float **values,
                                long long *stride, attn_error *error)
 {
@@ -182,7 +182,7 @@ static attn_status take_state(const taking *t, attn_error *error)
     return take_gates(t, error);
 }
 
-/* Four channels are 8 bytes of each of their operands. */
+/* Can kernels read four channels of each operand as 8 bytes? */
 static void find_fours(const taking *t)
 {
     const linear_dims *d = &t->group->dims;

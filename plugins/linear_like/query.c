@@ -24,7 +24,7 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
                          attn_verdict *given, attn_error *error)
 {
     (void)type;
-    (void)options; /* there are none */
+    (void)options; /* linear_like has no options */
     (void)services;
     linear_question ask;
     attn_verdict verdict;
@@ -41,7 +41,7 @@ attn_status linear_query(const attn_backend_type *type, const attn_options *opti
         linear_group group;
         linear_group_init(&group, &ask.problem, &ask.group, &ask.dims);
         verdict.graph_level = ATTN_GRAPH_ALWAYS;
-        /* Chunks begin with the batch: where a sequence is cut shows in the last bits. */
+        /* Chunks begin with the batch, so the last bits depend on where a sequence is cut. */
         verdict.traits = ATTN_TRAIT_DETERMINISTIC |
                          (group.by_chunks ? 0 : ATTN_TRAIT_BATCH_INVARIANT) |
                          (ask.exact ? ATTN_TRAIT_CUT_INVARIANT : 0);
