@@ -42,15 +42,16 @@ int64_t fi_key_cycles(int64_t keys, int64_t dims)
     return keys * (100 + dims) / 15;
 }
 
-/* What an item of few rows takes to read. */
+/* Cycles to read the keys and values of an item of few rows. */
 static int64_t item_cycles(const cuda_group *group, int64_t keys)
 {
     return keys * (group->dim + group->v_dim) * (cuda_is_fp8(group->kv_dtype) ? 1 : 2) /
            SHORT_BYTES;
 }
 
-/* Bound by memory: a tile reads all of its keys. Those of a sequence's other tiles are in the L2
- * where all are read at the same time. Over fp8 that saves nothing: each tile converts its keys. */
+/* Tiles of few rows are bound by memory: each reads all of its keys. Other tiles of the sequence
+ * find them in the L2 if they read at the same time. Over fp8 that saves nothing, as each tile
+ * converts its keys. */
 static int64_t short_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
                             int64_t sms)
 {
@@ -80,7 +81,7 @@ int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, in
     return prefill_cycles(group, extent, keys, sms, eighths, SHARED);
 }
 
-/* Keys of a sequence that windows leave. */
+/* The keys of a sequence within windows. */
 static int64_t windowed(const cuda_group *group, const cuda_extent *extent, int64_t keys)
 {
     int64_t most = group->window_left + extent->q_len;
@@ -98,7 +99,7 @@ int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys
            prefill_cycles(group, extent, keys, sms, eighths, SHARED_HALF);
 }
 
-/* Half a tile reads its keys once, and has an end that takes longer. */
+/* Half a tile reads its keys once, but its end takes longer. */
 static int half_is_sooner(const cuda_group *group, const cuda_extent *extent, int64_t keys,
                           int64_t sms)
 {

@@ -40,13 +40,14 @@ enum {
 
 /* ---- Options --------------------------------------------------------------------------------- */
 
-/* Products are those of tensor cores, whatever the ratio of heads: docs/kernels/ has the reason. */
+/* All products use tensor cores, for any ratio of heads (docs/kernels/ has the reason), so AUTO and
+ * ALWAYS are the same. */
 enum { TENSOR_CORES_AUTO = 0, TENSOR_CORES_ALWAYS = 1, TENSOR_CORES_NEVER = 2, TENSOR_CORES_COUNT };
 
 /* When keys that sequences share are read once for all of them. */
 enum { WHEN_AUTO = 0, WHEN_ALWAYS = 1, WHEN_NEVER = 2, WHEN_COUNT = 3 };
 
-/* What a plugin declares of them. */
+/* The texts of these values, for a plugin's options. */
 extern const char *const fi_whens[WHEN_COUNT];
 extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
 #define FI_OPTIONS                                                                                 \
@@ -103,7 +104,7 @@ extern const char *const fi_tensor_cores[TENSOR_CORES_COUNT];
                "grows with the splits of max_kv_len"                                               \
     }
 
-/* More of them, of a plugin that has no kernels beside the library's. */
+/* The further options of a plugin whose only kernels are the library's. */
 #define FI_KERNEL_OPTIONS                                                                          \
     {                                                                                              \
         .struct_size = sizeof(attn_option), .type = ATTN_OPTION_ENUM, .key = "use_tensor_cores",   \
@@ -119,18 +120,19 @@ typedef struct fi_options {
     int half_tiles;    /* WHEN_* */
     int64_t workspace; /* bytes */
     int tensor_cores;  /* TENSOR_CORES_* */
-    int is_invariant;  /* what is asked for; fi_group has what holds */
+    int is_invariant;  /* as requested; fi_group's tells whether it holds */
     int64_t split;     /* keys */
 } fi_options;
 
 fi_options fi_read_options(const attn_options *given);
 
-/* What is given for a key: a number, or an enumerator's place among its option's choices. */
+/* The value of a key, a number or an index of its option's choices; `otherwise` if it is not given.
+ */
 int64_t fi_read_option(const attn_options *given, const char *key, int64_t otherwise);
 
 /* ---- Layer groups ---------------------------------------------------------------------------- */
 
-enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 }; /* of queries */
+enum { TYPE_BF16 = 0, TYPE_F16 = 1, TYPE_COUNT = 2 }; /* the type of queries */
 
 extern const fi_shape fi_shapes[];
 extern const uint32_t fi_num_shapes;
@@ -142,7 +144,7 @@ const fi_shape *fi_find_shape(int32_t dim, int32_t dim_v);
 enum { FI_LEAST_SM = 80 };
 int fi_has_hopper(const attn_device *device);
 
-/* The same of these kernels. */
+/* The shape, among the device's kernels. */
 const fi_shape *fi_find_shape_for(const attn_device *device, int32_t dim, int32_t dim_v);
 
 typedef struct fi_group {
@@ -151,68 +153,67 @@ typedef struct fi_group {
     uint32_t num_sms;
     fi_options options;
     int is_invariant;                      /* a row's bits do not depend on the rest of its batch */
-    cuda_function functions[KERNEL_COUNT]; /* those that its cache's type needs */
+    cuda_function functions[KERNEL_COUNT]; /* those for the type of its cache */
 } fi_group;
 
-/* May a batch of the group get this kernel? There is one of its shape, for a cache of its type, and
- * not for many items where bits must not depend on how many there are. */
+/* May a batch of the group use this kernel? It must exist for the shape and the cache's type, and
+ * must not be one for many items if bits must not depend on the number of items. */
 int fi_has_kernel(const fi_group *group, int kernel);
 
-/* Of shared memory, for a block of the group's kernel. */
+/* Bytes of shared memory of a block of the group's kernel. */
 uint32_t fi_shared_bytes(const fi_group *group, int kernel);
 
-/* Has it one kernel for any number of rows, wide.cuh's? */
+/* Does the shape have one kernel for any number of rows, wide.cuh's? */
 int fi_is_wide(const fi_shape *shape);
 
-/* A kernel's grid: plan.h. */
+/* A kernel's grid, see plan.h. */
 typedef struct fi_grid {
     uint32_t lanes, columns;
 } fi_grid;
 
 fi_grid fi_find_grid(const fi_group *group, int kernel, const attn_bounds *bounds);
 
-/* What a block has of the workspace. */
+/* Bytes of the workspace per block. */
 int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds);
 
-/* Splits that an item of few rows has at most within the bounds, where it is cut into such; else 0.
- */
+/* The most splits of an item of few rows within the bounds, if the group is invariant; else 0. */
 int64_t fi_most_splits(const fi_group *group, const attn_bounds *bounds);
 
-/* The same within the bounds' share of the multiprocessors. */
+/* fi_find_grid() for the multiprocessors that the bounds allow. */
 fi_grid fi_bounded_grid(const fi_group *group, int kernel, const attn_bounds *bounds);
 
-/* Keys that a kernel's warp copies at a time, and of them those that come from the cache in one
- * box: they lie in one page. 1: page by page is row by row. */
+/* Keys that a warp copies at a time, and keys of the cache that it copies in one box, which lie in
+ * one page; 1: they are copied row by row. */
 int fi_warp_keys(const fi_group *group, int kernel);
 int fi_box_keys(const fi_group *group, int kernel);
 
-/* A group from a problem that query accepts, on a device of `num_sms`; layers and the kernel are
- * left to the caller. */
+/* The group of a problem that query accepts, on a device of `num_sms`; the caller adds layers and
+ * kernels. */
 void fi_group_init(fi_group *group, const attn_problem *problem, uint32_t num_sms,
                    const fi_options *options);
 
-/* Is a row's result to be the same whatever the rest of its batch? */
+/* Must a row's bits not depend on the rest of its batch? */
 int fi_is_invariant(const attn_problem *problem, const fi_options *options);
 
 /* ---- The choice ------------------------------------------------------------------------------ */
 
-/* Tiles of `size` rows that sequences are cut into, `ratio` rows a query. */
+/* The tiles of `size` rows that sequences are cut into, with `ratio` rows per query. */
 int64_t fi_count_tiles(const cuda_extent *extent, int64_t ratio, int64_t size);
 
-/* A measure of cycles that 128 rows take for so many keys, of which each kind of kernel has its own
- * part; and cycles for all of a batch by tiles of FI_PREFILL_ROWS. */
+/* A measure of the cycles that 128 rows take for `keys` keys, which each kind of kernel scales; and
+ * the cycles of a batch by tiles of FI_PREFILL_ROWS. */
 int64_t fi_key_cycles(int64_t keys, int64_t dims);
 int64_t fi_prefill_cycles(const cuda_group *group, const cuda_extent *extent, int64_t keys,
                           int64_t sms);
 
-/* Are sequences of so many keys served sooner by tiles of FI_ROWS? */
+/* Are tiles of FI_ROWS faster for sequences of `keys` keys than larger ones? */
 int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
-/* Are sequences of so many keys served sooner by tiles of FI_HALF_ROWS than by those of FI_ROWS, and
- * is there a kernel for that? */
+/* Is there a kernel for tiles of FI_HALF_ROWS, and is it faster for sequences of `keys` keys than
+ * tiles of FI_ROWS? */
 int fi_is_half(const fi_group *group, const cuda_extent *extent, int64_t keys, int64_t sms);
 
-/* KERNEL_*: that one. */
+/* The KERNEL_* of tiles of FI_HALF_ROWS. */
 static inline int fi_half_kernel(const fi_group *group)
 {
     return cuda_is_fp8(group->base.kv_dtype) ? KERNEL_PREFILL_HALF_CODES : KERNEL_PREFILL_HALF;
@@ -224,15 +225,15 @@ int fi_is_many(const fi_group *group, const cuda_extent *extent, int64_t keys, i
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
-/* What the library can do; of a plugin whose own kernels are for fewer devices: on these. `codes`:
- * what all of its kernels are compiled for, as cuda_codes_check() reads it. */
+/* What the library can serve, on the devices of a plugin's own kernels. `codes`: what all of these
+ * are compiled for, as cuda_codes_check() reads it. */
 attn_status fi_answer(const char *codes, const attn_options *options, const attn_problem *problem,
                       attn_verdict *verdict, attn_error *error);
 attn_status fi_query(const attn_backend_type *type, const attn_options *options,
                      const attn_services *services, const attn_problem *problem,
                      attn_verdict *verdict, attn_error *error);
-/* What query says no to in bounds, as one sentence: UNSUPPORTED, or
- * INVALID_ARGUMENT for bounds that are not known. */
+/* Fail, with one message, for bounds that query rejects: UNSUPPORTED, or INVALID_ARGUMENT for
+ * unknown ones. */
 attn_status fi_require_bounds(const attn_bounds *bounds, attn_error *error);
 
 /* ---- Instance -------------------------------------------------------------------------------- */
@@ -247,11 +248,11 @@ struct attn_instance {
     cuda_function save;
     cuda_module *modules; /* by shape, image and type; NULL = not needed */
     uint32_t num_groups;
-    fi_group *groups; /* groups, layers, modules and `own` lie behind the instance */
-    void *own;        /* of a plugin that has more than this library */
+    fi_group *groups; /* groups, layers, modules and `own` follow this struct in memory */
+    void *own;        /* what a plugin adds to the library's struct */
 };
 
-/* create of attn_backend_type. `own_size` bytes of zeros for the plugin: instance->own. */
+/* The create of attn_backend_type; instance->own gets `own_size` bytes of zeros for the plugin. */
 attn_status fi_create_with(const attn_backend_type *type, const attn_problem *problems,
                            uint32_t num_problems, const attn_options *options,
                            const attn_services *services, uint64_t own_size,
@@ -262,30 +263,31 @@ attn_status fi_create(const attn_backend_type *type, const attn_problem *problem
 void fi_destroy(attn_instance *instance);
 uint32_t fi_index_forms(attn_instance *instance);
 
-/* A layer and its group; INVALID_ARGUMENT for another's. */
+/* A layer and its group; INVALID_ARGUMENT for a layer of another instance. */
 attn_status fi_find_layer(const attn_instance *instance, int32_t layer_id, uint32_t *index,
                           const attn_util_layer **layer, attn_error *error);
 
 /* ---- Metadata -------------------------------------------------------------------------------- */
 
-/* Where the parts of a group's plan lie in its memory. Bytes. */
+/* Byte offsets of the parts of a group's plan. */
 typedef struct fi_plan_layout {
     int64_t most_tiles;
     uint64_t first_tile_at, before_at, tiles_at, starts_at;
     uint64_t size;
 } fi_plan_layout;
 
-/* Of a batch's sequences, of those with few rows, and of the runs of a level of shared prefixes. */
+/* The layouts of plans for a batch's sequences, for those with few rows, and for the runs of a
+ * level of shared prefixes. */
 fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds);
 fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds);
 fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds);
 
-/* Levels of shared prefixes that the group's keys are read by within these bounds. None for
- * windows, chunks and ALiBi, over fp8, and for the keys of an encoder, of which they say nothing.
- */
+/* The most levels of shared prefixes that the group's keys are read by within the bounds. There are
+ * none with windows, chunks or ALiBi, over fp8, and for an encoder's keys, which prefixes do not
+ * describe. */
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds);
 
-/* Where the parts of items that blocks share lie in scratch memory. Bytes. */
+/* Byte offsets in scratch memory of the parts of items that several blocks share. */
 typedef struct fi_workspace_layout {
     uint64_t rows_at;
     uint64_t size;
@@ -294,7 +296,7 @@ typedef struct fi_workspace_layout {
 fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds *bounds,
                                         int kernel);
 
-/* What runs leave for sequences lies after the parts. Bytes. */
+/* Byte offsets of the results of runs, which sequences merge; they follow the parts. */
 typedef struct fi_prior_layout {
     uint64_t at, rows_at;
     uint64_t size; /* of scratch memory, parts included */
@@ -302,18 +304,18 @@ typedef struct fi_prior_layout {
 
 fi_prior_layout fi_layout_prior(const fi_group *group, const attn_bounds *bounds);
 
-/* Neighbouring sequences of a batch, the only ones that the library works on; their new keys are
- * saved by others, if at all, and so is padding cleared. */
+/* Consecutive sequences of a batch that the library serves, while a plugin's own kernels serve the
+ * others, save all new keys and clear padding. */
 typedef struct fi_part {
     int first_seq, num_seqs;
-    int q_len; /* the longest; 0 = there is no part: all of the batch */
+    int q_len; /* the longest; 0 = no part: the library serves all of the batch */
 } fi_part;
 
-/* What host arrays tell of the shared prefixes of a batch, or of a graph's replay. */
+/* What the host knows about the shared prefixes of a batch, or of a graph's replay. */
 typedef struct fi_told {
-    int levels;   /* 0 = they tell nothing */
-    int64_t keys; /* that need not be read */
-    int64_t rows; /* of sequences that share keys which are read once, padding aside */
+    int levels;   /* 0 = it knows nothing */
+    int64_t keys; /* that need not be read again */
+    int64_t rows; /* of sequences whose shared keys are read once, without padding */
 } fi_told;
 
 struct attn_metadata {
@@ -323,43 +325,42 @@ struct attn_metadata {
     char *workspace;      /* device */
     int32_t *arrived;     /* device: counters that every attention kernel leaves at 0 */
     fi_prefixes prefixes; /* of a DECODE batch, in device memory */
-    int64_t shared_keys;  /* that need not be read thanks to them; -1 = not known */
+    int64_t shared_keys;  /* that prefixes save reading; -1 = not known */
     fi_told hinted;
     /* [num_groups] rows of the batch by path; the library's paths come first */
     int64_t (*rows)[ATTN_MAX_CODE_PATHS];
-    int is_settled; /* a kernel was launched since the plan was: the next may read the plan before
-                       that one has ended */
-    void *own;      /* of a plugin that has more than this library */
-    const fi_part *parts; /* [num_groups] of an eager batch; NULL = none */
+    int is_settled; /* a kernel was launched after the plan's, so the next may begin before that one
+                     * has ended */
+    void *own;      /* what a plugin adds to the library's struct */
+    const fi_part *parts; /* [num_groups], for an eager batch; NULL = none */
 };
 
 /* The group's part of the batch, or NULL. */
 const fi_part *fi_part_of(const attn_metadata *metadata, uint32_t index);
 
-/* The most keys that a sequence of the batch that was planned has, or of a graph's batches. */
+/* The most keys of a sequence of the planned batch, or of any of a graph's. */
 int64_t fi_most_keys(const cuda_plan *plan, const cuda_group *group);
 
-/* The plans of a group, but for those of levels 0, 1, ... of shared prefixes. */
+/* The plans of a group; those of shared prefixes are numbered by level: 0, 1, ... */
 enum {
-    FI_SEQUENCES = -1, /* all of the batch, or those that FI_BESIDE has not */
-    FI_BESIDE = -2     /* sequences of few rows, by a kernel of their own */
+    FI_SEQUENCES = -1, /* all sequences of the batch, or those that are not in FI_BESIDE */
+    FI_BESIDE = -2     /* sequences of few rows, which have their own kernel */
 };
 
-/* Has a group's part of the batch that was planned, or have a graph's batches, both? */
+/* Does a group have both plans, for the planned batch or for any of a graph's? */
 int fi_has_beside(const attn_metadata *metadata, uint32_t index);
 
-/* KERNEL_*: which one a group's layers of the batch that was planned, or of a graph's batches, get
- * for the sequences of a plan. */
+/* The KERNEL_* for a plan of a group, in the planned batch or in any of a graph's. */
 int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan);
 
-/* Levels by which the group's keys are read in the batch that was planned. */
+/* The levels by which the group's keys are read in the planned batch. */
 int fi_planned_levels(const attn_metadata *metadata, const fi_group *group);
 
-/* Does the planner find runs of its sequences worth it? -1 = only the device knows. */
+/* Does the planner use runs for the group? -1 = only the device knows. */
 int fi_uses_runs(const attn_metadata *metadata, const fi_group *group);
 
-/* Group i's plan in the metadata's memory, as the planner and the kernels get it:
- * FI_SEQUENCES, FI_BESIDE, or a level of runs. */
+/* A plan of group `index` in the metadata's memory, as the planner's argument: FI_SEQUENCES,
+ * FI_BESIDE, or a level. */
 void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan_call *call);
 
 attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
@@ -367,8 +368,8 @@ attn_status fi_metadata_size(attn_instance *instance, uint32_t kind, const attn_
 attn_status fi_metadata_create(attn_instance *instance, uint32_t kind, const attn_bounds *bounds,
                                const attn_memory *memory, attn_metadata **metadata,
                                attn_error *error);
-/* In two steps: check the batch and take it, `is_worked_on` telling if anything is left to plan;
- * then plan a group's part of it, which its layers need to be forwarded by this library. */
+/* fi_init_forward_metadata() in two steps: check and take the batch, and set `is_worked_on` if
+ * there is anything to plan; then plan each group that this library forwards. */
 attn_status fi_take_batch(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
                           int *is_worked_on, attn_error *error);
 attn_status fi_plan_group(attn_metadata *metadata, uint32_t index, attn_stream stream,
@@ -376,7 +377,7 @@ attn_status fi_plan_group(attn_metadata *metadata, uint32_t index, attn_stream s
 attn_status fi_init_forward_metadata(attn_metadata *metadata, const attn_batch *batch,
                                      attn_stream stream, attn_error *error);
 
-/* Bytes of device and host memory in all, for what query tells. */
+/* Set the verdict's bytes of device and host memory. */
 void fi_tell_memory(const attn_problem *problem, const fi_options *options, attn_verdict *verdict);
 
 /* ---- Paths ----------------------------------------------------------------------------------- */
@@ -392,7 +393,7 @@ enum {
     FI_NUM_PATHS = 7
 };
 
-/* Their names and descriptions (attn_code_paths); a plugin appends its own. */
+/* The paths' names and descriptions (attn_code_paths); a plugin appends its own. */
 #define FI_PATH(name_, doc_)                                                                       \
     {                                                                                              \
         .struct_size = sizeof(attn_code_path), .name = name_, .doc = doc_                          \
@@ -410,21 +411,21 @@ enum {
         FI_PATH("decode_untold",                                                                   \
                 "rows of DECODE for which only the device knows whether they share keys")
 
-/* Rows of [S + 1] k and v that the host knows, or NULL. */
+/* The host array of [S + 1] rows of new k and v, or NULL. */
 const int32_t *fi_new_rows(const attn_batch *batch, const attn_kv_batch *kv);
 
-/* Count, when it is planned, the rows that a group's batch has, or its part of the library's:
- * metadata->rows[index]. Returns how many. */
+/* Count the rows by path of a group's planned batch, or of its part, in metadata->rows[index], and
+ * return their sum. */
 int64_t fi_count_rows(attn_metadata *metadata, uint32_t index);
 
-/* attn_code_paths.rows: find the group, then read what was counted. A layer that is called without k
- * and v finds all keys in the cache. */
+/* attn_code_paths.rows in two steps: find the group, then read its counts. A layer that is called
+ * without k and v reads all keys from the cache. */
 attn_status fi_find_rows(const attn_metadata *metadata, int32_t layer_id, uint32_t *index,
                          const attn_util_layer **layer, attn_error *error);
 void fi_read_rows(const attn_metadata *metadata, uint32_t index, const attn_util_layer *layer,
                   int64_t rows[FI_NUM_PATHS]);
 
-/* Of a plugin that has no paths beside the library's. */
+/* For a plugin whose only paths are the library's. */
 const void *fi_get_extension(attn_instance *instance, const char *id);
 
 /* ---- Forward --------------------------------------------------------------------------------- */

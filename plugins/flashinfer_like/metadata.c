@@ -19,11 +19,11 @@
 
 enum {
     ALIGNMENT = 256,
-    /* What all runs have to save before keys are read by them: a level takes some 30 us, of which
-     * a good part are merges, and keys that are read again come from the L2, at 7 TB/s or so. */
+    /* The reads that runs must save to be used: a level takes some 30 us, much of it for merges,
+     * and keys that are read again come from the L2, at some 7 TB/s. */
     WORTH_BYTES = 256 << 20,
-    WORTH_KEYS = 128, /* of a run */
-    PART_SLOTS = 2,   /* of a block: plan.h */
+    WORTH_KEYS = 128, /* least keys of a run */
+    PART_SLOTS = 2,   /* per block, see plan.h */
     FORMS = ATTN_INDEX_REQ_TO_TOKEN | ATTN_INDEX_BLOCK_TABLE | ATTN_INDEX_CSR,
     PLANS = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_METADATA),
     ARRIVED = ATTN_REGION(ATTN_SPACE_DEVICE, ATTN_MEMORY_ZEROED),
@@ -43,7 +43,7 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Of all multiprocessors: with fewer there are no more blocks. */
+/* Blocks for all multiprocessors; fewer multiprocessors have no more blocks. */
 static uint64_t grid_of(const fi_group *group, int kernel, const attn_bounds *bounds)
 {
     fi_grid grid = fi_find_grid(group, kernel, bounds);
@@ -72,7 +72,7 @@ static fi_plan_layout lay_out(const fi_group *group, const attn_bounds *bounds, 
     return layout;
 }
 
-/* Room for either kernel's plan. */
+/* A layout that is large enough for tiles of any kernel. */
 fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
 {
     uint64_t seqs = (uint64_t)bounds->max_seqs, rows = (uint64_t)bounds->max_tokens;
@@ -80,7 +80,7 @@ fi_plan_layout fi_layout_plan(const fi_group *group, const attn_bounds *bounds)
                    rows * (uint64_t)group->base.ratio / FI_ROWS + (seqs < rows ? seqs : rows));
 }
 
-/* Sequences of few rows: one query of however many heads, or FI_SHORT_ROWS. */
+/* Sequences of few rows have one query, with any number of heads, or FI_SHORT_ROWS rows at most. */
 fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds)
 {
     fi_plan_layout all = fi_layout_plan(group, bounds);
@@ -89,7 +89,7 @@ fi_plan_layout fi_layout_few(const fi_group *group, const attn_bounds *bounds)
     return tiles < (uint64_t)all.most_tiles ? lay_out(group, bounds, tiles) : all;
 }
 
-/* Has the group kernels of few rows? */
+/* Does the group have kernels for few rows? */
 static int has_few(const fi_group *group)
 {
     return fi_has_kernel(group, cuda_is_fp8(group->base.kv_dtype) ? KERNEL_CODES : KERNEL_ATTEND);
@@ -103,7 +103,7 @@ static int may_have_beside(const fi_group *group, const attn_bounds *bounds)
            !plan_has_few(bounds->max_q_len, group->base.ratio);
 }
 
-/* A run that is worked on has two sequences at least. */
+/* A run that is used has two sequences at least. */
 fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
 {
     uint64_t seqs = (uint64_t)bounds->max_seqs;
@@ -111,7 +111,7 @@ fi_plan_layout fi_layout_runs(const fi_group *group, const attn_bounds *bounds)
                    seqs * (uint64_t)group->base.ratio / FI_PREFILL_ROWS + (seqs + 1) / 2);
 }
 
-/* Sequences take up what runs left by kernels of few rows alone. */
+/* Only kernels for few rows merge the results of runs. */
 int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
 {
     const cuda_group *base = &group->base;
@@ -125,7 +125,7 @@ int fi_num_levels(const fi_group *group, const attn_bounds *bounds)
     return levels < FI_LEVELS ? levels : FI_LEVELS;
 }
 
-/* A group's plans: of sequences, then of those beside them, then of each level's runs. */
+/* The bytes of a group's plans: FI_SEQUENCES, then FI_BESIDE, then each level. */
 static uint64_t plans_bytes(const fi_group *group, const attn_bounds *bounds)
 {
     return fi_layout_plan(group, bounds).size +
@@ -139,8 +139,8 @@ int64_t fi_most_splits(const fi_group *group, const attn_bounds *bounds)
     return group->is_invariant ? (keys + split - 1) / split : 0;
 }
 
-/* Of its two slots: PART_SLOTS tiles of the kernel that has the larger ones; or of its slots for
- * splits of few rows, as tiles of many are not cut then. */
+/* The bytes of PART_SLOTS tiles of the kernel with the largest ones; or, in an invariant group, of
+ * all splits of a tile of few rows, as tiles of many rows are not split. */
 int64_t fi_block_bytes(const fi_group *group, const attn_bounds *bounds)
 {
     int64_t rows = group->is_invariant ? fi_most_splits(group, bounds) * FI_ROWS
@@ -156,7 +156,7 @@ fi_workspace_layout fi_layout_workspace(const fi_group *group, const attn_bounds
                          : PART_SLOTS;
     uint64_t rows =
         grid_of(group, kernel, bounds) * slots * (uint64_t)group->shape->kernels[kernel].rows;
-    /* Of wide heads each of the warps that have a row has its numbers. */
+    /* For wide heads, each warp of a row has its own numbers. */
     uint64_t numbers = fi_is_wide(group->shape) ? 2 * FI_WIDE_PIECES : 2;
     fi_workspace_layout layout;
     layout.rows_at = aligned(rows * (uint64_t)group->base.v_dim * sizeof(float));
@@ -298,7 +298,7 @@ static cuda_extent extent_of(const attn_metadata *metadata, uint32_t index)
                          .q_len = part->q_len};
 }
 
-/* Are all sequences of the batch, or of the part, for half a tile each? */
+/* Does each sequence of the batch, or of the part, get half a tile? */
 static int is_half(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
@@ -308,8 +308,9 @@ static int is_half(const attn_metadata *metadata, uint32_t index)
                       cuda_plan_num_sms(plan, group->num_sms));
 }
 
-/* The same for tiles of few rows? Where a row's bits must not depend on the others, a sequence's own
- * rows tell which kernel it is for; and half tiles are always sooner than whole ones. */
+/* Do all sequences get tiles of few rows? In an invariant group the number of a sequence's rows
+ * decides. If there are half tiles, they are compared, as they are always faster than whole ones.
+ */
 static int is_short(const attn_metadata *metadata, uint32_t index)
 {
     const cuda_plan *plan = &metadata->plan;
@@ -349,7 +350,7 @@ int fi_find_kernel(const attn_metadata *metadata, uint32_t index, int plan)
     return is_fp8 ? KERNEL_CODES : KERNEL_ATTEND;
 }
 
-/* Keys that all runs together have to save. */
+/* The keys that runs must save reading, all together. */
 static int64_t worth_keys(const fi_group *group)
 {
     int64_t key_bytes = 2 * (int64_t)group->base.kv_heads * (group->base.dim + group->base.v_dim);
@@ -364,7 +365,7 @@ int fi_planned_levels(const attn_metadata *metadata, const fi_group *group)
     return int_min(levels, metadata->prefixes.levels);
 }
 
-/* As the planner decides. */
+/* Decides as the planner does. */
 int fi_uses_runs(const attn_metadata *metadata, const fi_group *group)
 {
     int levels = fi_planned_levels(metadata, group);
@@ -373,8 +374,8 @@ int fi_uses_runs(const attn_metadata *metadata, const fi_group *group)
     return metadata->hinted.levels != levels ? -1 : metadata->hinted.keys >= worth_keys(group);
 }
 
-/* A level's runs as the sequences of a batch: each has the rows of q of its sequences, which are
- * one each, and the table of the first of them; all of its queries see all of its keys. */
+/* Turn the runs of a level into sequences of a batch: each has the rows of q of its sequences, one
+ * per sequence, and the table of the first one; all of its queries see all of its keys. */
 static void make_runs(const fi_runs *runs, call_batch *batch)
 {
     batch->q_indptr = batch->table_rows = runs->seq_indptr;
@@ -387,7 +388,7 @@ static void make_runs(const fi_runs *runs, call_batch *batch)
     batch->num_tokens = 0; /* no padding */
 }
 
-/* Arrays by sequence begin with the part's first one; rows stay the batch's. */
+/* Move arrays by sequence to the part's first one; arrays by row stay. */
 static void make_part(const fi_part *part, call_batch *batch)
 {
     const int first = part->first_seq;
@@ -421,7 +422,7 @@ static char *find_plan(const attn_metadata *metadata, uint32_t index, int plan)
     return base;
 }
 
-/* Units of a split, where items are cut into such: those of many rows are one. */
+/* Units per split, or 0 if items are not split; tiles of many rows have one split. */
 static int split_of(const fi_group *group, int kernel)
 {
     if (!group->is_invariant)
@@ -436,8 +437,9 @@ static int whose(const attn_metadata *metadata, uint32_t index, int plan)
     return plan == FI_SEQUENCES && fi_has_beside(metadata, index) ? FI_MANY : FI_ALL;
 }
 
-/* What merging a part of an item takes a block, in 64ths of a unit's time: it grows with the tile's
- * rows. Where several blocks do, it is little, and less of a unit that takes longer. */
+/* The time in which a block merges a part of an item, in 64ths of a unit's; it grows with the
+ * tile's rows. If several blocks merge, it is short, and shorter still relative to a longer unit.
+ */
 static int merge_cost(int rows, int level)
 {
     return level >= 0 ? FI_MERGE : FI_MERGE_ROWS * rows / FI_ROWS;
@@ -448,16 +450,15 @@ static int merge_cost_several(int rows, int level)
     return level >= 0 ? FI_MERGE : rows == FI_ROWS ? MERGE_SEVERAL : MERGE_SEVERAL_MANY;
 }
 
-/* What a column may have more to have a part of one item alone. */
+/* How many more units a column may have so that it has a part of one item only. */
 static int even_units(const cuda_group *group, int rows)
 {
     return rows == FI_ROWS ? int_min(FI_END / (group->dim + group->v_dim), FI_MOST_EVEN)
                            : FI_EVEN_HALF;
 }
 
-/* Rows of a tile, at most: a sequence may have fewer. Half tiles, and those of a kernel that has all
- * rows, are planned as if they were full, so that a graph's bounds and its batches have the same
- * plan. */
+/* The most rows of a tile. Half tiles, and tiles of a kernel for all numbers of rows, are planned
+ * as if they were full, so that a graph's bounds and its batches have the same plan. */
 static int most_rows(const attn_metadata *metadata, uint32_t index, int rows)
 {
     if (rows == FI_HALF_ROWS || !has_few(&metadata->instance->groups[index]))
@@ -506,7 +507,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
                            .prefixes = metadata->prefixes};
     call->prefixes.levels = fi_planned_levels(metadata, group);
     call->prefixes.worth = worth_keys(group);
-    /* All queries of a run see all of its keys, which those of items need not. */
+    /* All queries of a run must see all of its keys, but those of items need not. */
     if (metadata->plan.items.token_pos)
         call->prefixes.worth = INT64_MAX;
     cuda_plan_fill(&metadata->plan, &group->base, &metadata->plan.kv[index], &call->batch);
@@ -516,7 +517,7 @@ void fi_plan_of(const attn_metadata *metadata, uint32_t index, int plan, fi_plan
         make_runs(&metadata->prefixes.level[level], &call->batch);
 }
 
-/* Sequences of a run that is worked on have their rows once, whatever levels lie within it. */
+/* Count each row once, though its sequence may be in runs of several levels. */
 static fi_told count_shared(const fi_prefixes *host, int num_seqs)
 {
     fi_told hinted = {.levels = host->levels};
@@ -531,8 +532,8 @@ static fi_told count_shared(const fi_prefixes *host, int num_seqs)
     return hinted;
 }
 
-/* The hint, of which no more is taken than there is memory for. A graph launches what it was
- * captured with: levels that are not given later, or not worth it then, have no tiles. */
+/* Take the hint's levels, as many as there is memory for. A graph launches the levels it was
+ * captured with; those that a later batch does not give, or that save too little, have no tiles. */
 static void take_prefixes(attn_metadata *metadata, int is_first)
 {
     const attn_batch *batch = &metadata->plan.batch;
@@ -589,7 +590,7 @@ attn_status fi_plan_group(attn_metadata *metadata, uint32_t index, attn_stream s
     return status;
 }
 
-/* Nothing looks at the plan of an eager batch without rows. */
+/* An eager batch without rows needs no plan, as nothing reads it. */
 attn_status fi_take_batch(attn_metadata *metadata, const attn_batch *batch, attn_stream stream,
                           int *is_worked_on, attn_error *error)
 {
