@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * expanded.c: latent attention in the expanded form: k and v of each head are given, and are the
- * only keys; c_kv and k_pe, of which they were expanded, go to the cache of latents.
+ * only keys; c_kv and k_pe, from which they were expanded, are saved to the cache of latents.
  *
- * To the library, which serves none of it, such a group is one of softmax layers without scales. The
- * plan tells where the given keys stand (plan.cuh); tiles read them as they came, and fi_save of the
- * library saves latents as if they were keys and values of one head.
- */
+ * The library serves no such group, and sees it as one of softmax layers without scales. The plan
+ * has the positions of the given keys (plan.cuh); tiles read the keys from the arguments, and the
+ * library's fi_save saves latents as if they were keys and values of one head. */
 #include "plugins/fa3_like/fa3_like.h"
 
 #include "plugins/common/cuda/image.h"
@@ -35,7 +34,8 @@ void fa3_plain_expanded(attn_problem *problem, attn_layer_group *group)
     problem->new_kv_dtype = ATTN_DTYPE_NONE;
 }
 
-/* The cache: keys of one head are latents, values their first part. */
+/* The cache as a group with one head, whose keys are latents and whose values are their first part.
+ */
 cuda_group fa3_latents_of(const attn_problem *problem)
 {
     attn_mla_dims mla;
@@ -53,7 +53,8 @@ cuda_group fa3_latents_of(const attn_problem *problem)
 #define REFUSE(reason, field, ...)                                                                 \
     attn_util_refuse(verdict, ATTN_REASON_##reason, ATTN_FIELD_##field, __VA_ARGS__)
 
-/* Modes that are called in the expanded form, but for DECODE: it is given one key. */
+/* The modes that are called in expanded form, except DECODE, whose calls give one key per sequence
+ * only. */
 static attn_util_limits limits_of(uint32_t expanded)
 {
     const uint32_t modes = expanded & ATTN_UTIL_ALL_MODES & ~ATTN_MODE_BIT(ATTN_MODE_DECODE);
@@ -107,7 +108,7 @@ static int is_half(attn_dtype dtype)
     return dtype == ATTN_F16 || dtype == ATTN_BF16;
 }
 
-/* The output is fp32 or of q's type, which the cache may decide. */
+/* The output is fp32 or of q's type; if q's is rejected, the cache's type may stand for it. */
 static void check_dtypes(const attn_problem *problem, const attn_layer_group *group,
                          attn_verdict *verdict)
 {
@@ -126,7 +127,7 @@ static void check_dtypes(const attn_problem *problem, const attn_layer_group *gr
     REFUSE(DTYPE, OUT_DTYPE, accepted, "%s", attn_util_dtype_name(out));
 }
 
-/* Latents of e4m3 or e5m2 have one scale. Where the type has to change, it may become any. */
+/* fp8 latents have one scale. If the type is rejected, it may become any other. */
 static void check_scales(const attn_problem *problem, const attn_layer_group *group,
                          attn_verdict *verdict)
 {
@@ -150,7 +151,7 @@ static void check_form(const attn_problem *problem, attn_verdict *verdict)
                problem->kv_layout ? problem->kv_layout : "absent");
 }
 
-/* The library's kernels, which keep bits, serve none of it. */
+/* Only the library's kernels are batch-invariant, and they do not serve expanded latents. */
 static void check_options(const attn_options *options, attn_verdict *verdict)
 {
     if (fi_read_options(options).is_invariant)
@@ -191,7 +192,7 @@ attn_status fa3_check_expanded(const cuda_question *ask, const attn_options *opt
     attn_util_check_layers(&limits, &ask->group, verdict);
     attn_util_refuse_excess(verdict, ATTN_REASON_MLA_FORM, ATTN_FIELD_MODES, limits.modes,
                             ask->bounds.modes);
-    limits.modes = ~0u; /* of which all has been said */
+    limits.modes = ~0u; /* modes are checked above */
     attn_util_check_bounds(&limits, &ask->bounds, verdict);
     attn_util_check_needs(&limits, &ask->problem, verdict);
     check_options(options, verdict);
@@ -200,8 +201,8 @@ attn_status fa3_check_expanded(const cuda_question *ask, const attn_options *opt
 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
-/* Keys and values are those of an encoder: given, and in no cache, also of layers whose latents are
- * another's. */
+/* Take keys and values as an encoder's: from the arguments, not from a cache, even for layers that
+ * read another layer's latents. */
 static attn_status take_given(layer_call *call, attn_error *error)
 {
     cuda_group group = *call->group;

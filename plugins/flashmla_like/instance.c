@@ -30,7 +30,7 @@ void fm_destroy(attn_instance *instance)
     instance->services->release(instance->services->ctx, ATTN_SPACE_HOST, instance);
 }
 
-/* All query heads of a token read one key. */
+/* All query heads of a token read the same key, so a group has one KV head. */
 static attn_status fill_groups(attn_instance *instance, const attn_problem *problems,
                                attn_error *error)
 {
@@ -47,8 +47,9 @@ static attn_status fill_groups(attn_instance *instance, const attn_problem *prob
                                    problems, error);
 }
 
-/* With BATCH_INVARIANT the tiles of a part, which are the same as long as the instance lives. Long parts of few sequences
- * leave multiprocessors idle; many sequences lose time at the ends of short ones. */
+/* Tiles of a part with BATCH_INVARIANT, fixed for the life of the instance; 0 without. With few
+ * sequences, long parts leave multiprocessors idle; with many, the ends of short parts cost time.
+ */
 static int find_fixed(const attn_instance *instance, const attn_problem *problems)
 {
     int64_t blocks = 0;
@@ -67,7 +68,7 @@ static int find_fixed(const attn_instance *instance, const attn_problem *problem
         return 0;
     if (2 * blocks >= instance->facts.num_sms)
         return MLA_FIXED_LONG;
-    /* Without bounds, sequences may be many. */
+    /* Without bounds, there may be many sequences. */
     return blocks && 16 * blocks < instance->facts.num_sms ? MLA_FIXED_SHORT : MLA_FIXED_MIDDLE;
 }
 

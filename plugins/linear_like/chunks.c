@@ -21,7 +21,7 @@ enum {
     MOST_TILES_INVERSE = 512 << 20
 };
 
-/* Of few elements a row's largest may be small by chance, and with it what errors may be. */
+/* In a row of few elements the largest may be small by chance, and so may the accepted errors. */
 static int is_tiled(int32_t dim)
 {
     return dim % CHUNK_PANEL == 0 && dim >= LEAST_DIM && dim <= CHUNK_MAX_KEYS;
@@ -32,15 +32,15 @@ int linear_is_delta(const linear_dims *d)
     return d->family == LINEAR_FAMILY_GDN || d->family == LINEAR_FAMILY_KDA;
 }
 
-/* After a convolution rows are bf16, which Mamba2's outputs were within their bars by, and lightning's
- * were not in every draw. */
+/* After a convolution rows are bf16. With these, the outputs of Mamba2 were within their error
+ * bars, those of lightning not in every draw. */
 int linear_is_fused(const linear_dims *d)
 {
     return !linear_is_delta(d) && !d->l2_norm &&
            (d->width == 0 || d->family == LINEAR_FAMILY_MAMBA2);
 }
 
-/* Products of rows that are not normalised may be more than fp16 holds. */
+/* Products of rows that are not normalised may overflow fp16. */
 int linear_chunk_rule(const linear_dims *d)
 {
     if (!linear_is_delta(d))
@@ -67,9 +67,9 @@ uint32_t linear_ready_shared(const linear_dims *d)
                                           : CHUNK_READY_SHARED(linear_is_delta(d), d->width);
 }
 
-/* Products of fp16 are better than what bf16 rounds anyway, q, k and v after a convolution or a norm.
- * Where nothing rounds these, sums that cancel are to be as good as fp32's, whatever a state is kept
- * in. Rules that are no delta rules keep that precision. */
+/* Are fp16 products precise enough? They are if q, k and v were rounded to bf16 by a convolution or
+ * a norm. Otherwise sums that cancel must be as precise as with fp32, whatever the state's type.
+ * Only families without a delta rule are. */
 static int is_rounded(const linear_dims *d)
 {
     return d->width > 0 || d->l2_norm || !linear_is_delta(d);
@@ -100,7 +100,8 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
     return begin;
 }
 
-/* Segments that sequences of a window may be cut into, if the longest has enough rows; 0: none are. */
+/* The segments that sequences of a window may be cut into if the longest has enough rows; 0: none
+ * are cut. */
 static int find_room(const linear_dims *d, int64_t longest)
 {
     const int delta = linear_is_delta(d);
@@ -108,14 +109,14 @@ static int find_room(const linear_dims *d, int64_t longest)
     return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room, delta) ? room : 0;
 }
 
-/* Segments of a window. */
+/* The most segments of a window. */
 static int most_segments(const linear_dims *d, int room, int seqs)
 {
     const int cut = CHUNK_SEGMENTS(room, linear_is_delta(d));
     return cut > seqs ? cut : seqs;
 }
 
-/* Channels of a row after the convolution, but for those in tiles. */
+/* The channels of a row after the convolution that are not in tiles. */
 static int row_channels(const linear_dims *d)
 {
     return CHUNK_HAS_TILES(linear_chunk_rule(d)) ? d->v_heads * d->v_dim : d->channels;
@@ -209,20 +210,20 @@ static int ready_threads(const linear_dims *d)
     return d->family == LINEAR_FAMILY_KDA ? CHUNK_CHANNELS_THREADS : CHUNK_READY_THREADS;
 }
 
-/* Blocks of linear_ready_* for a chunk and a k head. */
+/* Blocks of linear_ready_* per chunk and k head. */
 static int ready_parts(const linear_dims *d, int together)
 {
     return (d->ratio + together - 1) / together;
 }
 
-/* And for a chunk. */
+/* Blocks of linear_ready_* per chunk. */
 static int64_t ready_blocks(const linear_dims *d, int together)
 {
     return d->family == LINEAR_FAMILY_KDA ? d->v_heads
                                           : (int64_t)d->k_heads * ready_parts(d, together);
 }
 
-/* v heads that share the products of q and k: fewer where blocks would leave multiprocessors idle. */
+/* v heads that share the products of q and k; fewer if multiprocessors would be idle. */
 static int find_together(const linear_dims *d, int at_once)
 {
     int together = CHUNK_READY_HEADS;
@@ -231,9 +232,10 @@ static int find_together(const linear_dims *d, int at_once)
     return together;
 }
 
-/* Blocks of linear_ready_*. With (I + A)^-1 of channels' decays each has chunks one after the other, without a
- * convolution of one head if that leaves few multiprocessors without a block; with one decay blocks are counted by part,
- * k head and chunk, so that a block begins without divisions. */
+/* Set the grid of linear_ready_*. If channels have decays, each block takes chunks one after the
+ * other; without a convolution, the chunks of one head, if that leaves few multiprocessors without
+ * a block. With one decay, the grid is {part, k head, chunk}, so that a block begins without
+ * divisions. */
 static void set_ready_grid(const attn_metadata *metadata, const linear_dims *d,
                            const linear_chunks *chunks, int at_once, cuda_launch *to)
 {
@@ -254,7 +256,8 @@ static void set_ready_grid(const attn_metadata *metadata, const linear_dims *d,
     to->grid[2] = at_once;
 }
 
-/* Are there sequences for all multiprocessors, and none that may be cut, for blocks of whole heads? */
+/* Do blocks get whole heads? There must be enough sequences for all multiprocessors, and none that
+ * may be cut. */
 static int goes_wide(const attn_metadata *metadata, const linear_group *group,
                      const linear_call *call)
 {
@@ -274,8 +277,9 @@ static uint32_t states_shared(const linear_group *group)
     return group->ready ? (uint32_t)CHUNK_STATES_SHARED(rule) : (uint32_t)FUSED_SHARED;
 }
 
-/* The last launch of a window: states and outputs. Blocks of whole heads, and those of CHUNK_IN_TURN where sequences
- * are not cut, have one part after the other, and copy the next one's first chunks during the last ones of a part. */
+/* The last launch of a window, for states and outputs. Blocks of whole heads, and those of
+ * CHUNK_IN_TURN if sequences are not cut, take one part after the other, and copy the first chunks
+ * of the next part during the last ones of a part. */
 static cuda_launch states_launch(const attn_metadata *metadata, const linear_group *group,
                                  const linear_call *call)
 {
@@ -297,7 +301,8 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
                          .shared = wide ? WIDE_SHARED : states_shared(group)};
 }
 
-/* What linear_list leaves to it, after the convolution of that; all launches after it find no chunks then. */
+/* The launch of linear_strips_*, after the convolution, for the chunks that linear_list leaves to
+ * it; later launches skip them. */
 static cuda_launch strips_launch(const linear_group *group, const linear_chunks *chunks)
 {
     return (cuda_launch){.function = group->strips,
@@ -308,8 +313,8 @@ static cuda_launch strips_launch(const linear_group *group, const linear_chunks 
                          .shared = STRIP_SHARED};
 }
 
-/* Whether blocks have two slices of values, where sequences are not cut: if that is no more than two thirds of the
- * rounds of multiprocessors, as such a block takes longer. */
+/* Do blocks have two slices of values if sequences are not cut? Such a block takes longer, so
+ * multiprocessors must have no more than two thirds of the rounds. */
 static int takes_two_slices(const attn_metadata *metadata, const linear_dims *d,
                             const linear_chunks *chunks, int seqs)
 {
@@ -319,7 +324,7 @@ static int takes_two_slices(const attn_metadata *metadata, const linear_dims *d,
            3 * ((heads + sms - 1) / sms) <= 2 * ((2 * heads + sms - 1) / sms);
 }
 
-/* Heads of `dim` elements that follow one another in each row, boxes of 64 x 64. */
+/* A map of heads of `dim` elements, which are adjacent in a row, in boxes of 64 x 64. */
 static attn_status make_map(const attn_metadata *metadata, cuda_tensor_box box, linear_map *to,
                             attn_error *error)
 {
@@ -335,7 +340,7 @@ static attn_status make_map(const attn_metadata *metadata, cuda_tensor_box box, 
     return status;
 }
 
-/* q, k or v in operands.mixed, `rows` of them. */
+/* A map of `rows` rows of q, k or v (part 0, 1 or 2) in operands.mixed. */
 static attn_status map_rows(const attn_metadata *metadata, const linear_call *call, int part,
                             int64_t rows, linear_map *to, attn_error *error)
 {
@@ -374,7 +379,7 @@ static attn_status make_wide_maps(const attn_metadata *metadata, const linear_ca
     return status == ATTN_OK ? make_map(metadata, box, &maps->out, error) : status;
 }
 
-/* What the kernels after the convolution are given, and the norm if that wrote tiles. */
+/* The call for kernels after the convolution, which also did the norm if it wrote tiles. */
 static linear_call after_convolution(const linear_call *call)
 {
     linear_call after = *call;
