@@ -17,9 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CASES = 660, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 200 };
+enum { CASES = 660, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 200, SPARSE_CASES = 60 };
 /* Products of a query's and a key's element that a case may have; elements of states. */
-static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 400000000;
+static const int64_t most_work = 4000000, most_state_work = 3000000, large_work = 150000000;
 
 /* A spec of a grid. */
 struct asked {
@@ -110,7 +110,9 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
     change_fp8(run, grid, used, spec);
     numbers_draw_layer(&whom, mix_absorb(run->seed, 1), spec);
     numbers_draw_batch(&whom, mix_absorb(run->seed, 2), spec);
-    whom.most_work = large ? large_work : 2 * most_work;
+    whom.most_work = !large                          ? 2 * most_work
+                     : spec->latent.kv_lora_rank > 0 ? large_work / 6
+                                                     : large_work;
     if (large)
         numbers_draw_large(&whom, mix_absorb(run->seed, 5), spec);
     numbers_draw_hint(&whom, mix_absorb(run->seed, 7), spec);
@@ -124,27 +126,31 @@ static void judge(struct check_run *run, const struct grid *grid, const struct g
 
 /* ---- Softmax layers and latent ones ---------------------------------------------------------- */
 
-/* Every third latent case is of a sparse layer, without what such a layer cannot have. */
-static void draw_choice(const struct check_run *run, const struct grid *grid,
-                        struct grid_point *point, struct case_spec *spec)
+/* A sparse layer over latents, without what such a layer cannot have. False: skipped. */
+static bool draw_sparse(struct check_run *run, const struct grid *grid, struct grid_point *point,
+                        struct case_spec *spec)
 {
+    enum { TRIES = 400 };
     static const enum grid_axis plain[] = {AXIS_LATENT_FORM, AXIS_ALIBI, AXIS_MASK, AXIS_WINDOW,
                                            AXIS_CHUNK};
-    const uint64_t drawn = mix_stream(run->seed, 16);
-    struct grid_point changed = *point;
-    if (drawn % 3 > 0)
-        return;
-    changed.value[AXIS_CHOICE] = (uint8_t)(CHOICE_GIVEN + drawn / 3 % CHOICE_F32);
-    for (size_t n = 0; n < (changed.value[AXIS_CHOICE] == CHOICE_GIVEN ? 5 : 2); n++)
-        changed.value[plain[n]] = 0;
-    if (changed.value[AXIS_SOURCE] != SOURCE_CACHE && changed.value[AXIS_SOURCE] != SOURCE_SHARED)
-        changed.value[AXIS_SOURCE] = SOURCE_SAVED;
-    if (!grid_accepts(grid, &changed, spec, NULL, 0))
-        return;
-    *point = changed;
-    spec->top_k = 1 + draw_at(run->seed, 17, 2 * spec->top_k);
-    spec->indexer.has_ties = spec->indexer.heads > 0 && drawn >> 62 & 1;
-    spec->indexer.by_steps = spec->indexer.heads > 0 && drawn >> 63;
+    for (uint64_t n = 0; n < TRIES; n++) {
+        const uint64_t drawn = mix_stream(run->seed, 16 + n);
+        *point = grid_random_latent(grid, run->seed, n, run->without);
+        point->value[AXIS_CHOICE] = (uint8_t)(CHOICE_GIVEN + drawn % CHOICE_F32);
+        for (size_t a = 0; a < (point->value[AXIS_CHOICE] == CHOICE_GIVEN ? 5 : 2); a++)
+            point->value[plain[a]] = 0;
+        if (point->value[AXIS_SOURCE] != SOURCE_CACHE)
+            point->value[AXIS_SOURCE] = SOURCE_SAVED;
+        if (!grid_accepts(grid, point, spec, NULL, 0))
+            continue;
+        spec->top_k = 1 + draw_at(run->seed, 15, 2 * spec->top_k);
+        spec->indexer.has_ties = spec->indexer.heads > 0 && drawn >> 62 & 1;
+        spec->indexer.by_steps = spec->indexer.heads > 0 && drawn >> 63;
+        if (grid_accepts_spec(grid, grid_options(grid, point), spec, NULL, 0))
+            return true;
+    }
+    check_skip(run, "query refuses every case that was drawn");
+    return false;
 }
 
 static void run_any(struct check_run *run, const struct grid_choice *latents, bool large)
@@ -152,11 +158,17 @@ static void run_any(struct check_run *run, const struct grid_choice *latents, bo
     struct grid *grid = grid_of(run->subject);
     struct grid_point point;
     struct case_spec spec;
-    if (!numerics_random(run, grid, latents, &point, &spec))
-        return;
-    if (latents)
-        draw_choice(run, grid, &point, &spec);
-    judge(run, grid, &point, large, &spec);
+    if (numerics_random(run, grid, latents, &point, &spec))
+        judge(run, grid, &point, large, &spec);
+}
+
+static void run_sparse(struct check_run *run, bool large)
+{
+    struct grid *grid = grid_of(run->subject);
+    struct grid_point point;
+    struct case_spec spec;
+    if (draw_sparse(run, grid, &point, &spec))
+        judge(run, grid, &point, large, &spec);
 }
 
 /* Those of few elements for what is large. */
@@ -164,6 +176,9 @@ static const struct grid_choice any_latents[GRID_MAX_CHOICES + 1] = {
     OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, ALL_LATENTS, {0, 0})};
 static const struct grid_choice short_latents[GRID_MAX_CHOICES + 1] = {
     OF_LATENTS(BOTH_FORMS, MLA_LATENT | MLA_PACKED, BIT(MLA_SMALL) | BIT(MLA_ONE_BLOCK), {0, 0})};
+
+static const struct grid_choice sparse_latents[GRID_MAX_CHOICES + 1] = {OF_LATENTS(
+    MLA_ABSORBED, MLA_LATENT | MLA_PACKED, ALL_LATENTS, {AXIS_CHOICE, ALL & ~BIT(CHOICE_NONE)})};
 
 static int32_t count_latents(const struct check_subject *subject, const struct grid_choice *latents,
                              int32_t count)
@@ -175,6 +190,10 @@ CHECK_COUNT(numbers, numerics_few(subject, CASES))
 CHECK_COUNT(large, numerics_few(subject, LARGE_CASES))
 CHECK_COUNT(mla_numbers, count_latents(subject, any_latents, LATENTS))
 CHECK_COUNT(mla_large, count_latents(subject, short_latents, LARGE_CASES))
+CHECK_COUNT(sparse_numbers, count_latents(subject, sparse_latents, SPARSE_CASES))
+CHECK_COUNT(sparse_large, count_latents(subject, sparse_latents, SPARSE_CASES))
+CHECK_RUN(sparse_numbers, run_sparse(run, false))
+CHECK_RUN(sparse_large, run_sparse(run, true))
 CHECK_RUN(numbers, run_any(run, NULL, false))
 CHECK_RUN(large, run_any(run, NULL, true))
 CHECK_RUN(mla_numbers, run_any(run, any_latents, false))
@@ -237,6 +256,10 @@ const struct check check_numbers[] = {
             "any two of these may be large at once: heads, sequences, padding, keys, queries"),
     NUMBERS(mla_large, "any two of these may be large at once in latent layers: heads, sequences, "
                        "padding, keys, queries"),
+    NUMBERS(sparse_numbers, "sparse layers over latents are right for random lengths, windows, "
+                            "heads and pages that query accepts"),
+    NUMBERS(sparse_large, "any two of these may be large at once in sparse layers over latents: "
+                          "heads, sequences, padding, keys, queries"),
     ROW_NEEDS("INVAR-01", linear_numbers, any_recurrence, CHECK_NEEDS_COMPUTE | CHECK_FUZZABLE,
               "linear layers are right for random lengths, heads, dimensions and "
               "snapshots that query accepts",
