@@ -75,7 +75,18 @@ static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u3
                                                  int before = 0)
 {
     constexpr int pieces = row_bytes / 16; /* of a row */
-    const int row = piece_row(), piece = (int)threadIdx.x & 3;
+    const int lane = (int)threadIdx.x & 31, row = piece_row(), piece = lane & 3;
+    if constexpr (pieces % 32 == 0) { /* 512 bytes of a row at a time, as memory likes it */
+#pragma unroll
+        for (int r = 0; r < GROUP_KEYS; r++) {
+            const char *from = (const char *)__shfl_sync(~0u, mine, first + r) + lane * 16;
+#pragma unroll
+            for (int n = 0; n < pieces; n += 32)
+                if (!(omitted >> r & 1))
+                    copy16(to + piece_at<panel_bytes>(r, n + lane), from + n * 16);
+        }
+        return;
+    }
     const u32 whole = to + piece_at<panel_bytes>(row, piece), half = whole ^ 4 * 16;
     const u32 even = before ? half : whole, odd = before ? whole + panel_bytes : half;
 #pragma unroll
