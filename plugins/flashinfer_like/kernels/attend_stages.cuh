@@ -42,10 +42,8 @@ struct attend_shape {
      * next while the other multiplies. */
     static constexpr bool by_item = teams == 2 && !quantised;
     /* Two units at once where keys come sooner than one team has multiplied them: of short rows, and
-     * over fp8 up to 96 dimensions where a block has one team: longer rows of unequal sequences lose
-     * more at their ends. */
-    static constexpr bool in_pairs =
-        (by_item && dim <= 64) || (quantised && blocks == 2 && dim <= 96);
+     * over fp8 where a block has one team. */
+    static constexpr bool in_pairs = (by_item && dim <= 64) || (quantised && blocks == 2);
     /* Units that all rows see have code of their own, which leaves no values out. */
     static constexpr bool has_inner = teams == 1 && !quantised && dim == 128;
     static constexpr int item_warps = by_item ? WARPS : warps; /* that have an item together */

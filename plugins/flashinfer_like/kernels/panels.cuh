@@ -76,14 +76,13 @@ static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u3
 {
     constexpr int pieces = row_bytes / 16; /* of a row */
     const int lane = (int)threadIdx.x & 31, row = piece_row(), piece = lane & 3;
-    if constexpr (pieces % 32 == 0) { /* 512 bytes of a row at a time, as memory likes it */
+    if constexpr (pieces % 32 == 0) { /* whole rows: of 512 bytes memory likes no eighths */
 #pragma unroll
-        for (int r = 0; r < GROUP_KEYS; r++) {
-            const char *from = (const char *)__shfl_sync(~0u, mine, first + r) + lane * 16;
-#pragma unroll
-            for (int n = 0; n < pieces; n += 32)
-                if (!(omitted >> r & 1))
-                    copy16(to + piece_at<panel_bytes>(r, n + lane), from + n * 16);
+        for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
+            int r = (i + lane) / pieces, p = (i + lane) % pieces;
+            const char *from = (const char *)__shfl_sync(~0u, mine, first + r);
+            if (!(omitted >> r & 1))
+                copy16(to + piece_at<panel_bytes>(r, p), from + p * 16);
         }
         return;
     }
