@@ -753,7 +753,7 @@ static attn_status check(const struct parsing *p, const struct bench_shape *shap
     return status == ATTN_OK ? check_kind(p, shape) : status;
 }
 
-/* "--shape TEXT: head_dim is no key of kind=mla; accepted: ..." */
+/* "--shape TEXT: head_dim is not a key of kind=mla; accepted: ..." */
 static attn_status fail_foreign_key(const struct parsing *p, const struct key *key, int32_t kind)
 {
     strbuf all;

@@ -572,7 +572,7 @@ REFUSED = [
     ("no shape", ["no shape is given; accepted: CONFIG.ini, or --shape"], *NATIVE),
     ("an unknown key of a shape", ["'kv_ln' is not a key, did you mean 'kv_len'?", "accepted: kind, mode"],
      *NATIVE, "--shape", "kv_ln=5"),
-    ("a key of another kind", ["head_dim is no key of kind=mla; accepted: kind, mode, batch"],
+    ("a key of another kind", ["head_dim is not a key of kind=mla; accepted: kind, mode, batch"],
      *NATIVE, "--shape", "kind=mla,head_dim=64"),
     ("labels in e5m2", ["label_dtype = fp8_e5m2", "accepted f32, f16, bf16, or fp8_e4m3"],
      *NATIVE, "--shape", "kind=sparse,label_dtype=fp8_e5m2"),
