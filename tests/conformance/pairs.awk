@@ -99,9 +99,9 @@ END {
     for (line in lines)
         num_lines++
     count_pairs()
-    printf "%d specs have %d values. Of %d pairs %d never occur:\n\n", num_lines, num_tokens, num_pairs, num_missing
+    printf "%d specs have %d values. Of %d pairs %d never occur:\n", num_lines, num_tokens, num_pairs, num_missing
     print "| value | never together with |\n|---|---|"
-    for (token = worst(); left[token] > 2; token = worst())
+    for (token = worst(); left[token] > 3; token = worst())
         printf "| %s | %s |\n", words_of(token), take_missing(token)
     for (; left[token] > 0; token = worst())
         others = others (others == "" ? "" : "; ") words_of(token) " with " take_missing(token)

@@ -21,7 +21,7 @@ SPEC_PAIRS=$folder/specs "$ATTNHOST_TEST_BUILDDIR/tests/host/check/spec_pairs" c
 code=$?
 tap_try "cpu_native passes" test $code -eq 0
 tap_try "some thousand cases are different" test "$(sort -u "$folder/specs" | wc -l)" -gt 4000
-LC_ALL=C awk -f "$top/tests/conformance/pairs.awk" "$folder/specs" | sed '/^$/d' >"$folder/pairs"
-tap_try "$name" sh -c 'sed -n "/^[0-9]* specs have/,/^###/{/^###/d;/^$/d;p;}" "$1" | diff - "$2"' - \
-    "$top/docs/CONFORMANCE.md" "$folder/pairs"
+LC_ALL=C awk -f "$top/tests/conformance/pairs.awk" "$folder/specs" >"$folder/pairs"
+tap_try "$name" sh -c 'sed -n "/[0-9] specs have/,/^###/{s/.*[^0-9]\([0-9]* specs have\)/\1/;/^###/d;/^$/d;p;}" "$1" |
+    diff - "$2"' - "$top/docs/CONFORMANCE.md" "$folder/pairs"
 tap_end
