@@ -132,7 +132,7 @@ static bool shares_wrongly(const struct case_spec *spec)
         if (from < 0 || from >= listed || shared < 0 || (repeats && shares_new(spec, s)) ||
             shared % spec->page_size != 0 || shared > spec->sequences[s].prefix_len ||
             shares_unsaved(spec, s) || spec->attn_type != ATTN_TYPE_DECODER ||
-            case_is_expanded(spec) || spec->special_values ||
+            case_is_expanded(spec) || spec->special_values || spec->fewer_keys ||
             spec->scale_granularity == ATTN_SCALE_PER_SEQ_HEAD)
             return true;
     }
