@@ -334,7 +334,7 @@ static void fill_sequence(struct forward_case *c, int32_t s, const int32_t **nex
     const int32_t row = c->lengths.first_row[s], rows = c->lengths.q_len[s];
     bool real = s < spec->num_sequences;
     int32_t slot = real ? *(*next)++ : 0, other = real ? *(*next)++ : 0;
-    bool initial = spec->linear.absent & LINEAR_WITHOUT_INITIAL || sequence->has_initial;
+    bool initial = real && (spec->linear.absent & LINEAR_WITHOUT_INITIAL || sequence->has_initial);
     bool in_place = spec->linear.absent & LINEAR_WITHOUT_DST;
     array_of(c, PART_Q_INDPTR)[s] = row;
     array_of(c, PART_Q_INDPTR)[s + 1] = row + rows;
@@ -344,8 +344,8 @@ static void fill_sequence(struct forward_case *c, int32_t s, const int32_t **nex
                                      : sequence->dropped  ? 0
                                      : sequence->in_place ? slot
                                                           : other;
-    array_of(c, PART_INITIAL)[s] = real && initial;
-    array_of(c, PART_PREFIX_LENS)[s] = real && initial ? 7 : 0;
+    array_of(c, PART_INITIAL)[s] = initial;
+    array_of(c, PART_PREFIX_LENS)[s] = initial ? 7 : 0;
     array_of(c, PART_SEQ_LENS)[s] = real ? rows + (initial ? 7 : 0) : 0;
     array_of(c, PART_REQUESTS)[s] = real ? s + 1 : 0;
     array_of(c, PART_OTHER_SLOTS)[s] = real ? c->num_pages - 1 - s : 0;

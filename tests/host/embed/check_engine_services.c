@@ -343,7 +343,7 @@ LOOP_OF(params, a_failing_allocator_is_named, 0, 2)
             failures++;
             ck_assert(status == ATTN_OUT_OF_HOST_MEMORY ||
                       (_i == 1 && status == ATTN_CHILD_FAILED));
-            assert_says("attnhost_params.allocate gave");
+            assert_says("attnhost_params.allocate ");
             ck_assert_ptr_null(metadata);
         }
         attnhost_metadata_destroy(metadata);
@@ -364,7 +364,7 @@ TEST_OF(params, misplaced_memory_is_refused)
     if (status == ATTN_OK)
         status = make_metadata(backend, &metadata);
     ck_assert_int_eq(status, ATTN_OUT_OF_HOST_MEMORY);
-    assert_says("attnhost_params.allocate gave");
+    assert_says("attnhost_params.allocate ");
     attnhost_backend_destroy(backend);
 }
 
@@ -390,7 +390,7 @@ TEST_OF(gpu, memory_of_a_gpu)
         done = at > 0 && engine.allocated < at;
         if (at > 0 && !done) {
             ck_assert(status == ATTN_OUT_OF_DEVICE_MEMORY || status == ATTN_OUT_OF_HOST_MEMORY);
-            assert_says("attnhost_params.allocate gave");
+            assert_says("attnhost_params.allocate ");
         }
         attnhost_metadata_destroy(metadata);
         attnhost_backend_destroy(backend);

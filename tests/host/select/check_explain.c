@@ -359,7 +359,9 @@ static char *print_passages(struct passages *passages)
     size_t size = 0;
     FILE *file = open_memstream(&text, &size);
     for (int i = 0; i < passages->count; i++) {
-        text_wrap_line(file, 0, 2, "%s%s", i ? "\n" : "", strbuf_text(&passages->of[i]));
+        if (i > 0)
+            putc('\n', file);
+        text_wrap_line(file, 0, 2, "%s", strbuf_text(&passages->of[i]));
         fprintf(file, "%s\n", passages->texts[i]);
         free(passages->texts[i]);
         strbuf_finish(&passages->of[i]);
