@@ -70,8 +70,9 @@ class Rows(Backend):
         top = scores.max(2, initial=-np.inf)
         top = np.where(np.isinf(top), 0, top)
         weights = np.exp(scores - top[..., None])
-        total = weights.sum(2)
-        sums = np.einsum("hgn,nhd->hgd", weights[..., :len(key)], value)
-        some = np.where(total > 0, total, 1)
+        total, of_keys = weights.sum(2), weights[..., :len(key)]
+        sums = np.einsum("hgn,nhd->hgd", of_keys, value)
+        rows = sums / np.where(total == 0, 1, total)[..., None]
+        rows[(of_keys == 0).all(2)] = 0  # even where a value is NaN
         with np.errstate(divide="ignore"):
-            return (sums / some[..., None]).reshape(-1, value.shape[2]), (top + np.log(total)).reshape(-1)
+            return rows.reshape(-1, value.shape[2]), (top + np.log(total)).reshape(-1)

@@ -48,10 +48,15 @@ class Sdpa(Backend):
             triangle = seen is None and len(i) > 1 and len(i) == len(j) and self.right(layer, batch) == 0
             with self.kernel():
                 result = torch.nn.functional.scaled_dot_product_attention(
-                    q[rows].unflatten(0, (n, -1)).transpose(1, 2), key, value, seen, is_causal=triangle,
-                    scale=layer.sm_scale, enable_gqa=True)
-            result = result.transpose(1, 2)
+                    q[rows].unflatten(0, (n, -1)).transpose(1, 2), key, self.weigh(value), seen, is_causal=triangle,
+                    scale=layer.sm_scale, enable_gqa=True).transpose(1, 2)
+            if self.options_given["kernel"] == "math":  # a row without weights is 0, even where a value is NaN
+                result = result[..., :-1].masked_fill(result[..., -1:] == 0, 0)
             out[rows] = (result if seen is None else result.masked_fill(~seen.any(1)[:, None, None], 0)).flatten(0, 1)
+
+    def weigh(self, value):
+        """With a value of 1 after the others, which becomes the sum of a row's weights."""
+        return torch.nn.functional.pad(value, (0, 1), value=1) if self.options_given["kernel"] == "math" else value
 
     def kernel(self):
         known = torch.nn.attention.SDPBackend
