@@ -227,7 +227,7 @@ says 143 "SIGTERM, side by side" "Bail out! interrupted by signal 15" \
 "$tool" check --jobs 2 "$fixtures/bad_create_hangs.so" >"$folder/out" 2>/dev/null &
 process=$!
 tries=0
-until grep -q 'CAPS-01\.query/2' "$folder/out" || test $tries -ge 200; do
+until grep -q 'CAPS-01\.query/2' "$folder/out" || test $tries -ge 1000; do
     tries=$((tries + 1))
     sleep 0.1
 done
