@@ -18,8 +18,7 @@ unlike = attrgetter("kv_group", "num_q_heads", "num_kv_heads", "head_dim", "wind
 
 
 def scale_of(layer):
-    """FlashInfer's scale, and a factor of queries: it accepts only scales above 0, and treats scores below -50000 as
-    absent."""
+    """FlashInfer's scale, and a factor of queries: it accepts scales above 0, and scores below -50000 are absent."""
     part = abs(frexp(layer.sm_scale)[0]) or 1.0  # the factor is a power of two, or 0
     return (layer.sm_scale, 1) if 2 ** -8 < layer.sm_scale < 2 ** 8 else (part, layer.sm_scale / part)
 
