@@ -297,7 +297,7 @@ template <typename S, int dim> DEVICE void copy_code_rows(u64 mine, u32 to, u32 
         barrier_arrive(full);
 }
 
-/* The same row by row; with values those of the next unit are looked up. */
+/* The same row by row. Values come after keys, so the next unit is looked up with them. */
 template <typename S, bool values>
 DEVICE void rows_start(const fi_call &c, const struct work &w, const feed_memory &m, int slot,
                        codes_ahead &b)
@@ -355,7 +355,6 @@ DEVICE void feed_ahead(const fi_call &c, const struct work &w, const feed_memory
             ahead_start<S, boxes, true>(c, w, m, codes.slot, b);
         codes.advance();
         stage.advance();
-        first += S::keys;
     }
 }
 
