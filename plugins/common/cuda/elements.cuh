@@ -44,7 +44,7 @@ PORTABLE float element_from_f16(u16 half)
         return bits_f32(sign | 0x7f800000 | (rest & 0x3ff) << 13);
     if (rest >= 0x400)
         return bits_f32(sign | ((rest << 13) + (112u << 23)));
-    /* Subnormal: a count of 2^-24. */
+    /* Subnormal: a multiple of 2^-24. */
     return bits_f32(sign | f32_bits(f32_multiply((float)rest, 5.9604644775390625e-8f)));
 }
 
@@ -70,8 +70,8 @@ PORTABLE u32 shift_to_even(u32 x, u32 shift)
     return (x + (1u << (shift - 1)) - 1 + (x >> shift & 1)) >> shift;
 }
 
-/* The magnitude of a float as a code with `mantissa` explicit bits and this bias, subnormal codes
- * included. What is too large for the type comes out beyond its largest code. */
+/* The magnitude of a float as a code with `mantissa` explicit bits and this bias, including
+ * subnormal codes. A magnitude too large for the type gives a number above its largest code. */
 PORTABLE u32 narrow_magnitude(u32 magnitude, u32 mantissa, u32 bias)
 {
     u32 drop = 23 - mantissa, rebias = (127 - bias) << 23;

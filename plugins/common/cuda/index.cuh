@@ -16,7 +16,7 @@ PORTABLE int index_int(const int *array, i64 i)
 
 /* ---- Counts ---------------------------------------------------------------------------------- */
 
-/* Sequences and query rows of the batch; of a graph's, as the last planning left them. */
+/* Sequences and query rows of the batch. For a graph these are as the last planning left them. */
 PORTABLE int index_num_seqs(const call_batch *b)
 {
     return b->counts ? index_int(b->counts, CALL_COUNT_SEQS) : b->num_seqs;
@@ -39,10 +39,10 @@ typedef struct index_sequence {
     int q_len;
     int prefix_len; /* position of query 0 */
     int kv_len;
-    int new_key; /* key of row new_row of k and v; below 0 in padding */
+    int new_key; /* key of row new_row of k and v; negative in padding */
     int new_row;
-    int first_new;    /* keys from here on are read from k and v */
-    const int *table; /* its slots or pages; NULL = no cache */
+    int first_new;    /* keys from here on are in k and v */
+    const int *table; /* its slots or pages; NULL: no cache */
 } index_sequence;
 
 /* Sequence s. `has_new`: k and v are given. */
@@ -78,20 +78,20 @@ PORTABLE void index_find_sequence(const call_batch *b, int has_new, int s, index
 
 /* ---- Keys ------------------------------------------------------------------------------------ */
 
-/* Where the table has the entry of key j, its page or its slot; NULL for a new token. A kernel
- * loads it long before it is used, so that nothing waits for it. */
+/* The table's entry of key j, its page or its slot; NULL for a new token. A kernel loads it long
+ * before its use, so that nothing waits for it. */
 PORTABLE const int *index_entry(const call_batch *b, const index_sequence *q, int page_size, int j)
 {
     return j < q->first_new ? q->table + (b->req_to_token ? j : j / page_size) : 0;
 }
 
-/* Where a key and its value lie. */
+/* The places of a key and its value. */
 typedef struct index_place {
     const char *k;
     const char *v;
 } index_place;
 
-/* Key j of KV head `head`; `entry` is what the table has for it, and not read for a new token. */
+/* Find key j of KV head `head`. `entry` is the table's entry of it; not read for a new token. */
 PORTABLE index_place index_find_key(const call_operands *o, const call_batch *b,
                                     const index_sequence *q, int page_size, int head, int j,
                                     int entry)

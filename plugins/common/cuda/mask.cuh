@@ -10,22 +10,22 @@
 #include "plugins/common/cuda/index.cuh"
 
 typedef struct mask_rule {
-    int window_left;  /* -1 = no limit */
+    int window_left;  /* -1: no limit */
     int window_right; /* of the batch: call_batch.window_right */
-    int chunk;        /* 0 = off */
-    int custom;       /* a mask of bits, or positions, may be given */
-    int items;        /* the batch may be one of several items; never with a custom mask */
+    int chunk;        /* 0: off */
+    int custom;       /* there may be a mask of bits, or positions */
+    int items;        /* the batch may have several items; never with a custom mask */
 } mask_rule;
 
 /* ---- Positions ------------------------------------------------------------------------------- */
 
-/* The begin of the chunk that position i is in; the chunk is not 0. */
+/* The begin of the chunk of position i. `chunk` is not 0. */
 PORTABLE i64 mask_chunk_begin(int chunk, int i)
 {
     return (i - (i < 0 ? chunk - 1 : 0)) / chunk * chunk;
 }
 
-/* The positions [*lo, *hi) that window and chunk leave to position i. */
+/* The positions [*lo, *hi) that the window and chunk of position i allow. */
 PORTABLE void mask_positions(const mask_rule *rule, int i, int *lo, int *hi)
 {
     i64 from = -0x7fffffffll, to = 0x7fffffff;
@@ -68,8 +68,9 @@ PORTABLE int mask_has_items(const mask_rule *rule, const call_batch *b)
     return rule->items && b->item_prefix_lens;
 }
 
-/* Keys from the prefix's end on that query t of sequence s, in an item, does not see: those before
- * *first, its item's first one. 0 if it is a query of the prefix, which sees all before it. */
+/* The keys of other items that query t of sequence s, in an item, does not see: from the prefix's
+ * end to *first, its item's first key. *first is 0 for a query of the prefix, which sees all keys
+ * before it. */
 PORTABLE int mask_find_item(const call_batch *b, const index_sequence *q, int s, int t, int *first)
 {
     int i = q->prefix_len + t, column = i - index_int(b->item_prefix_lens, s);
@@ -81,15 +82,15 @@ PORTABLE int mask_find_item(const call_batch *b, const index_sequence *q, int s,
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* The keys [*lo, *hi) that at least one of the queries [t0, t1] may see. Without a custom mask, and
- * without items, each of them is seen by one. */
+/* The keys [*lo, *hi) that at least one of the queries [t0, t1] may see. Without a custom mask and
+ * items, some query sees each of them. */
 PORTABLE void mask_outline(const mask_rule *rule, const call_batch *b, const index_sequence *q,
                            int t0, int t1, int *lo, int *hi)
 {
     int ignored;
     *lo = 0;
     *hi = q->kv_len;
-    if (!(rule->custom && b->positions)) { /* else a new key may be anywhere */
+    if (!(rule->custom && b->positions)) { /* else a new key may have any position */
         mask_positions(rule, q->prefix_len + t0, lo, &ignored);
         mask_positions(rule, q->prefix_len + t1, &ignored, hi);
     }
@@ -101,19 +102,19 @@ PORTABLE void mask_outline(const mask_rule *rule, const call_batch *b, const ind
         *lo = *hi = 0;
 }
 
-/* What one query sees: keys at positions [lo, hi), but for those of other items; a custom mask
- * thins them out. */
+/* What one query sees: keys at positions [lo, hi), except those of other items; a custom mask may
+ * hide more. */
 typedef struct mask_view {
     int lo;
     int hi;
     int items_lo, items_hi; /* [) keys of other items */
     int position;
-    int first_bit; /* custom: keys before are seen without a bit */
+    int first_bit; /* custom: keys before this one are visible without a bit */
     int end_bit;
-    i64 bit; /* custom: of key 0 in the sequence's bits */
+    i64 bit; /* custom: index of key 0's bit among the sequence's bits */
 } mask_view;
 
-/* Query t of sequence s. t < 0: not a row, sees nothing. */
+/* Find the view of query t of sequence s. t < 0: no row, sees nothing. */
 PORTABLE void mask_find_view(const mask_rule *rule, const call_batch *b, const index_sequence *q,
                              int s, int t, mask_view *view)
 {
@@ -137,7 +138,7 @@ PORTABLE void mask_find_view(const mask_rule *rule, const call_batch *b, const i
     }
 }
 
-/* Does the query see key j? Keys from `end` on are not there. */
+/* Does the query see key j? Keys from `end` on do not exist. */
 PORTABLE int mask_sees(const mask_rule *rule, const call_batch *b, const index_sequence *q,
                        const mask_view *view, int j, int end)
 {

@@ -21,10 +21,11 @@
 #define MERGE_LN2_HIGH 0.693359375f
 #define MERGE_LN2_LOW  (-2.12194440054690583e-4f)
 
-/* e^x for x <= 0, within 2 units in the last place; 0 from -87 on down; NaN stays NaN. */
+/* e^x for x <= 0, within 2 units in the last place; 0 for x <= -87; NaN stays NaN. */
 PORTABLE float merge_exp(float x)
 {
-    const float rounder = 12582912.0f; /* 1.5 * 2^23: added to a small number, it rounds it */
+    const float rounder =
+        12582912.0f; /* 1.5 * 2^23: adding it rounds a small number to an integer */
     if (!(x > -87.0f))
         return x <= -87.0f ? 0.0f : x;
     /* x = n * ln 2 + r, and e^r by its Taylor series. */
@@ -64,7 +65,7 @@ PORTABLE float merge_log(float x)
 
 /* ---- States one by one ----------------------------------------------------------------------- */
 
-/* The larger LSE; NaN wins. Begin with MERGE_EMPTY. */
+/* The larger LSE; NaN wins. Start with MERGE_EMPTY. */
 PORTABLE float merge_top(float top, float lse)
 {
     return lse > top || lse != lse ? lse : top;
@@ -101,14 +102,14 @@ typedef struct merge_states {
 
 typedef struct merge_result {
     void *out;
-    void *lse; /* NULL = not wanted */
+    void *lse; /* NULL: not wanted */
     i64 out_row, out_head;
     i64 lse_row, lse_head;
     int dtype;
     int dim;
 } merge_result;
 
-/* Elements of a lane that are summed together, so that a weight is not made anew for each. */
+/* Elements of a lane that are summed together, so that they share the computation of a weight. */
 #define MERGE_TOGETHER 4
 
 PORTABLE float merge_state_lse(const merge_states *states, i64 row, int head, int state)
@@ -154,9 +155,10 @@ PORTABLE void merge_store_lse(const merge_result *to, i64 row, int head, float l
             f32_bits(lse);
 }
 
-/* Merge all states of a row and head, and one more logit without a value, a sink (MERGE_EMPTY =
- * none), by lane `lane` of `lanes`. The output may be that of a state, with the same type and
- * strides; the LSE may not, unless there is one lane: others may still have to read it. */
+/* Merge all states of a row and head, and one more logit without a value, a sink (MERGE_EMPTY:
+ * none), by lane `lane` of `lanes`. The output may overwrite a state's output of the same type and
+ * strides. The LSE may overwrite a state's only if there is one lane, as others may still have to
+ * read it. */
 PORTABLE void merge_many(const merge_states *states, float sink, const merge_result *to, i64 row,
                          int head, int lane, int lanes)
 {
@@ -176,7 +178,7 @@ PORTABLE void merge_many(const merge_states *states, float sink, const merge_res
         merge_store_lse(to, row, head, merge_lse(top, total));
 }
 
-/* Merge two states that lie apart, state 0 of each: the bits of merge_many(). */
+/* Merge two states with separate strides, state 0 of each. Same bits as merge_many(). */
 PORTABLE void merge_two(const merge_states *a, const merge_states *b, const merge_result *to,
                         i64 row, int head, int lane, int lanes)
 {

@@ -25,14 +25,14 @@
 
 /* ---- Addresses and lanes --------------------------------------------------------------------- */
 
-/* "State spaces": a generic pointer into shared memory as an address of that window. */
+/* "State spaces": the shared-memory address of a generic pointer. */
 static PTX unsigned shared_address(const void *pointer)
 {
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-/* "Special registers": the thread's number in its block, read where it stands. What is derived from
- * it is then not kept in registers through the loops before. */
+/* "Special registers": the thread's number in its block, read at the place of use. Values derived
+ * from it then occupy no registers in the loops before. */
 static PTX int thread_here(void)
 {
     int thread;
@@ -42,7 +42,7 @@ static PTX int thread_here(void)
 
 /* ---- Barriers in shared memory --------------------------------------------------------------- */
 
-/* "mbarrier.init": a barrier that `arrivals` arrivals complete. */
+/* "mbarrier.init": a barrier whose phase completes after `arrivals` arrivals. */
 static PTX void barrier_init(unsigned barrier, unsigned arrivals)
 {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
@@ -68,7 +68,7 @@ static PTX void barrier_arrive(unsigned barrier)
 #endif
 }
 
-/* "mbarrier.arrive", with the bytes that copies into this phase will bring. */
+/* "mbarrier.arrive", announcing the bytes that copies will add to this phase. */
 static PTX void barrier_arrive_expect(unsigned barrier, unsigned bytes)
 {
 #if HAS_HOPPER
@@ -81,7 +81,7 @@ static PTX void barrier_arrive_expect(unsigned barrier, unsigned bytes)
 #endif
 }
 
-/* "mbarrier.test_wait": whether the phase of this parity is over. */
+/* "mbarrier.test_wait": has the phase of this parity completed? */
 static PTX bool barrier_test(unsigned barrier, unsigned parity)
 {
     unsigned over;
@@ -94,7 +94,7 @@ static PTX bool barrier_test(unsigned barrier, unsigned parity)
     return over != 0;
 }
 
-/* "mbarrier.try_wait": the same; sleeps a while where it is not. */
+/* "mbarrier.try_wait": the same, but may suspend the thread for a while. */
 static PTX bool barrier_try_wait(unsigned barrier, unsigned parity)
 {
 #if HAS_HOPPER
@@ -117,13 +117,13 @@ static PTX void barrier_wait(unsigned barrier, unsigned parity)
         ;
 }
 
-/* "barrier{.cta}.sync": waits until `threads` threads have come to named barrier `id`. */
+/* "barrier{.cta}.sync": waits until `threads` threads have arrived at named barrier `id`. */
 static PTX void named_sync(int id, int threads)
 {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* "barrier{.cta}.arrive": counts as come, and goes on. */
+/* "barrier{.cta}.arrive": arrives without waiting. */
 static PTX void named_arrive(int id, int threads)
 {
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -131,8 +131,8 @@ static PTX void named_arrive(int id, int threads)
 
 /* ---- Fences, registers, dependent launches --------------------------------------------------- */
 
-/* "fence.proxy.async": ordinary stores to shared memory before it, the copy engine and the tensor
- * cores after it. */
+/* "fence.proxy.async": makes earlier ordinary stores to shared memory visible to the copy engine
+ * and the tensor cores. */
 static PTX void fence_async_shared(void)
 {
 #if HAS_HOPPER
@@ -140,7 +140,7 @@ static PTX void fence_async_shared(void)
 #endif
 }
 
-/* "setmaxnreg": a warpgroup gives registers back (dec), or takes some of those given back (inc). */
+/* "setmaxnreg": a warpgroup releases registers (dec), or acquires released ones (inc). */
 template <int registers> static PTX void setmaxnreg_dec(void)
 {
 #if HAS_HOPPER
@@ -155,7 +155,7 @@ template <int registers> static PTX void setmaxnreg_inc(void)
 #endif
 }
 
-/* "griddepcontrol": waits for the grid before this one; lets the one after it start. */
+/* "griddepcontrol": waits for the preceding grid; lets the next one start. */
 static PTX void pdl_wait(void)
 {
 #if HAS_HOPPER
@@ -180,8 +180,8 @@ static PTX void tensor_map_prefetch(const void *map)
 #endif
 }
 
-/* "cp.async.bulk.tensor": a box of a 4-dimensional tensor into shared memory; its bytes count on
- * `barrier`. Places outside of the tensor arrive as zeros. */
+/* "cp.async.bulk.tensor": copies a box of a 4-dimensional tensor to shared memory; `barrier` counts
+ * its bytes. Elements outside of the tensor arrive as zeros. */
 static PTX void tensor_load(unsigned to, const void *map, unsigned barrier, int c0, int c1, int c2,
                             int c3)
 {
@@ -195,7 +195,7 @@ static PTX void tensor_load(unsigned to, const void *map, unsigned barrier, int 
 #endif
 }
 
-/* The same by a policy of the L2 cache. */
+/* The same with an L2 cache policy. */
 static PTX void tensor_load_by(unsigned to, const void *map, unsigned barrier, int c0, int c1,
                                int c2, int c3, unsigned long long policy)
 {
@@ -209,7 +209,7 @@ static PTX void tensor_load_by(unsigned to, const void *map, unsigned barrier, i
 #endif
 }
 
-/* The same from shared memory; places outside of the tensor are not written. */
+/* The same from shared memory to the tensor; elements outside of it are not written. */
 static PTX void tensor_store(const void *map, unsigned from, int c0, int c1, int c2, int c3)
 {
 #if HAS_HOPPER
@@ -222,8 +222,8 @@ static PTX void tensor_store(const void *map, unsigned from, int c0, int c1, int
 #endif
 }
 
-/* "cp.async.bulk.commit_group" and "cp.async.bulk.wait_group": the stores of this thread so far as
- * a group; waits until all groups have read their shared memory. */
+/* "cp.async.bulk.commit_group" and "cp.async.bulk.wait_group": this thread's stores so far become a
+ * group; waits until all groups have read shared memory. */
 static PTX void store_commit(void)
 {
 #if HAS_HOPPER
@@ -269,7 +269,7 @@ static PTX void shared_store(unsigned address, uint4 x)
                  : "memory");
 }
 
-/* "stmatrix": four 8 x 8 matrices of 16-bit elements, a row's address from each lane. */
+/* "stmatrix": four 8 x 8 matrices of 16-bit elements; each lane gives a row's address. */
 static PTX void store_matrices(unsigned address, unsigned a, unsigned b, unsigned c, unsigned d)
 {
 #if HAS_HOPPER
@@ -287,8 +287,8 @@ static PTX void store_matrices(unsigned address, unsigned a, unsigned b, unsigne
 #endif
 }
 
-/* "ldmatrix" with .trans: four 8 x 8 matrices of 16-bit elements, a row's address from each lane; a
- * lane gets two elements of a column. */
+/* "ldmatrix" with .trans: four 8 x 8 matrices of 16-bit elements; each lane gives a row's address,
+ * and gets two elements of a column. */
 static PTX void load_matrices_turned(unsigned address, unsigned (&x)[4])
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -297,8 +297,8 @@ static PTX void load_matrices_turned(unsigned address, unsigned (&x)[4])
                  : "memory");
 }
 
-/* "elect.sync": true in one lane of a warp, all of whose lanes call it. The compiler then puts what is the same in all
- * lanes into uniform registers, from which copies are asked for. */
+/* "elect.sync": true in one lane of a warp whose lanes all call it. The compiler then keeps
+ * warp-uniform values in uniform registers, from which copies take their operands. */
 static PTX bool elected(void)
 {
     unsigned mine = 1;
@@ -311,7 +311,7 @@ static PTX bool elected(void)
     return mine;
 }
 
-/* "cp.async.bulk": `bytes` bytes of global memory, which count on `barrier`. */
+/* "cp.async.bulk": copies `bytes` bytes of global memory; `barrier` counts them. */
 static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigned barrier)
 {
 #if HAS_HOPPER
@@ -324,7 +324,7 @@ static PTX void bulk_load(unsigned to, const void *from, unsigned bytes, unsigne
 #endif
 }
 
-/* The same, kept in the L2 cache as `policy` says. */
+/* The same with an L2 cache policy. */
 static PTX void bulk_load_by(unsigned to, const void *from, unsigned bytes, unsigned barrier,
                              unsigned long long policy)
 {
@@ -356,7 +356,7 @@ static PTX float tanh_fast(float x)
     return y;
 }
 
-/* "cvt": two floats as a pair of 16-bit elements, the first in the low half; rounded to nearest. */
+/* "cvt": two floats as a pair of 16-bit elements, the first in the low half, rounded to nearest. */
 template <bool is_f16> static PTX unsigned pack_pair(float first, float second)
 {
     unsigned pair;
@@ -367,7 +367,8 @@ template <bool is_f16> static PTX unsigned pack_pair(float first, float second)
     return pair;
 }
 
-/* "cvt": four floats as e4m3, the first in the lowest byte; to nearest, at most 448. */
+/* "cvt": four floats as e4m3, the first in the lowest byte, rounded to nearest, saturated at
+ * 448. */
 static PTX unsigned pack_codes(float a, float b, float c, float d)
 {
     unsigned codes;
@@ -383,10 +384,10 @@ static PTX unsigned pack_codes(float a, float b, float c, float d)
 /* ---- Products of a warpgroup ----------------------------------------------------------------- */
 
 /* "Asynchronous warpgroup level matrix shared memory layout": a descriptor of a matrix in shared
- * memory with the 128-byte swizzle. `leading` and `stride` are bytes: for rows that lie along the
- * product's inner dimension, `stride` leads from 8 rows to the next 8 (`leading` is not read); for
- * rows that lie across it, `leading` leads from 64 columns to the next 64 and `stride` from 8 rows
- * of the inner dimension to the next 8. */
+ * memory with the 128-byte swizzle. `leading` and `stride` are in bytes. If rows lie along the
+ * product's inner dimension, `stride` is the distance of 8 rows from the next 8, and `leading` is
+ * ignored. If rows lie across it, `leading` is the distance of 64 columns from the next 64, and
+ * `stride` that of 8 rows of the inner dimension from the next 8. */
 static PTX unsigned long long matrix_descriptor(unsigned address, unsigned leading, unsigned stride)
 {
     return (unsigned long long)((address & 0x3ffff) >> 4) |
@@ -394,13 +395,13 @@ static PTX unsigned long long matrix_descriptor(unsigned address, unsigned leadi
            1ull << 62;
 }
 
-/* A descriptor `bytes` further on. */
+/* A descriptor advanced by `bytes`. */
 static PTX unsigned long long descriptor_advance(unsigned long long descriptor, unsigned bytes)
 {
     return descriptor + (bytes >> 4);
 }
 
-/* "wgmma.fence": registers and shared memory written before it may be read by products after it. */
+/* "wgmma.fence": later products may read registers and shared memory written before it. */
 static PTX void wgmma_fence(void)
 {
 #if HAS_HOPPER
@@ -416,7 +417,7 @@ static PTX void wgmma_commit(void)
 #endif
 }
 
-/* "wgmma.wait_group": until at most `pending` groups are under way. */
+/* "wgmma.wait_group": waits until at most `pending` groups are in flight. */
 template <int pending> static PTX void wgmma_wait(void)
 {
 #if HAS_HOPPER
@@ -424,8 +425,8 @@ template <int pending> static PTX void wgmma_wait(void)
 #endif
 }
 
-/* No instruction: tells the compiler that `values` change here, so that it moves no use of a
- * product before the wait for it. */
+/* No instruction: makes the compiler assume that `values` change here, so that it moves no use of a
+ * product's result before the wait. */
 template <int count> static PTX void wgmma_arrived(float (&values)[count])
 {
 #pragma unroll
@@ -433,7 +434,7 @@ template <int count> static PTX void wgmma_arrived(float (&values)[count])
         asm volatile("" : "+f"(values[i])::"memory");
 }
 
-/* "wgmma.mma_async": operands by number, eight at a time; %0 on are the sums. */
+/* "wgmma.mma_async": operands by number, eight at a time; the sums start at %0. */
 #define PTX_D0   "%0, %1, %2, %3, %4, %5, %6, %7"
 #define PTX_D8   "%8, %9, %10, %11, %12, %13, %14, %15"
 #define PTX_D16  "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -587,7 +588,7 @@ template <int count> static PTX void wgmma_arrived(float (&values)[count])
     PTX_WGMMA_EITHER(kind, 192)                                                                    \
     PTX_WGMMA_EITHER(kind, 256)
 
-/* Of any other width there would be no product at all. */
+/* Any other width would compile to no product at all. */
 #define PTX_WGMMA_KNOWN()                                                                          \
     static_assert(columns == 8 || columns == 16 || columns == 32 || columns == 48 ||               \
                       columns == 64 || columns == 80 || columns == 96 || columns == 128 ||         \
@@ -595,8 +596,8 @@ template <int count> static PTX void wgmma_arrived(float (&values)[count])
                   "a product of so many columns is not written yet")
 
 /* sums[64 x columns] = (add ? sums : 0) + a[64 x 16] * b[16 x columns], both in shared memory.
- * `turn`: b's rows lie across the inner dimension (as values do), else along it (as keys do); `turn_a`: the same of
- * a's. */
+ * `turn`: b's rows lie across the inner dimension (as values do), otherwise along it (as keys do).
+ * `turn_a`: the same for a. */
 template <int columns, bool is_f16, int turn, int turn_a = 0>
 static PTX void wgmma_ss(float (&sums)[columns / 2], unsigned long long a, unsigned long long b,
                          int add)
@@ -614,8 +615,8 @@ static PTX void wgmma_rs(float (&sums)[columns / 2], const unsigned *a, unsigned
     PTX_WGMMA_ALL(REGISTER)
 }
 
-/* The same of e4m3: sums[64 x 128] = (add ? sums : 0) + a[64 x 32] * b[32 x 128]. Rows of both lie
- * along the inner dimension: there is no other way for 8-bit elements. */
+/* The same for e4m3: sums[64 x 128] = (add ? sums : 0) + a[64 x 32] * b[32 x 128]. Rows of both lie
+ * along the inner dimension, the only way for 8-bit elements. */
 static PTX void wgmma_ss_e4m3(float (&sums)[64], unsigned long long a, unsigned long long b,
                               int add)
 {

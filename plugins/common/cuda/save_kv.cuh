@@ -19,7 +19,7 @@ typedef struct save_kv_side {
     i64 from_row, from_head;
     i64 to_page, to_token, to_head;
     const float *scales; /* of an fp8 cache */
-    int scale_stride;    /* 0 = one scale for all heads, 1 = one for each */
+    int scale_stride;    /* 0: one scale for all heads, 1: one for each */
     int dim;
 } save_kv_side;
 
@@ -29,10 +29,10 @@ typedef struct save_kv_call {
     const void *slots; /* int64, one for each row */
     int page_size;
     int from_dtype; /* ELEMENT_F32, _F16, _BF16 */
-    int to_dtype;   /* the same, or fp8 */
+    int to_dtype;   /* the same type, or fp8 */
 } save_kv_call;
 
-/* x as a code of an fp8 type. NaN does not go through the division, which would lose its sign. */
+/* x as a code of an fp8 type. NaN bypasses the division, which would lose its sign. */
 PORTABLE u8 save_kv_quantise(int dtype, float x, float scale)
 {
     return element_to_fp8(dtype, f32_is_nan(x) ? x : f32_divide(x, scale));
@@ -69,8 +69,8 @@ PORTABLE float save_kv_scale(const save_kv_call *call, const save_kv_side *side,
                                           : 1.0f;
 }
 
-/* Rows first, first + step ... below `end` of KV head `head`, by lane `lane` of `lanes`: of a block
- * of threads, or 0 of 1. */
+/* Write rows first, first + step ... below `end` of KV head `head`, by lane `lane` of `lanes`: a
+ * block's threads, or 0 of 1. */
 PORTABLE void save_kv_rows(const save_kv_call *call, i64 first, i64 end, i64 step, int head,
                            int lane, int lanes)
 {

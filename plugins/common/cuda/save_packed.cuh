@@ -26,12 +26,12 @@ PORTABLE int packed_row_bytes(int lora, int rope)
     return packed_rope_offset(lora) + rope * 2;
 }
 
-/* The scale of 128 elements of bf16, by lane `lane` of 32 of a warp, or 0 of 1: the least power of two, from 2^-126
- * on, that brings the largest finite magnitude into e4m3. 448 is 1.75 * 2^8: adding the rest of a mantissa beyond 1.75
- * carries into the exponent. */
+/* The scale of 128 elements of bf16, by lane `lane` of a warp's 32, or 0 of 1: the least power of
+ * two, at least 2^-126, that brings the largest finite magnitude into e4m3. 448 is 1.75 * 2^8:
+ * adding the complement of 1.75 to the mantissa carries into the exponent beyond 1.75. */
 PORTABLE float packed_scale(const void *from, int lane, int lanes)
 {
-    u32 largest = 0; /* magnitudes are in the order of their bits */
+    u32 largest = 0; /* the order of magnitudes is that of their bits */
     for (int d = lane; d < PACKED_SCALED; d += lanes) {
         const u32 bits = f32_bits(element_load(ELEMENT_BF16, from, d)) & 0x7fffffff;
         largest = bits > largest && bits < 0x7f800000 ? bits : largest;
@@ -43,7 +43,7 @@ PORTABLE float packed_scale(const void *from, int lane, int lanes)
     return bits_f32((exponent > 9 ? exponent - 8 : 1) << 23);
 }
 
-/* A row, by lanes as above. */
+/* Write a row, by lanes as above. */
 PORTABLE void save_packed_row(const void *c_kv, const void *k_pe, void *to, int lora, int rope,
                               int lane, int lanes)
 {
@@ -59,8 +59,8 @@ PORTABLE void save_packed_row(const void *c_kv, const void *k_pe, void *to, int 
                    1.0f, lane, lanes);
 }
 
-/* Rows first, first + step ... below `end` of what `call` has of c_kv (k) and k_pe (v), whose places in the
- * cache are k's. */
+/* Write rows first, first + step ... below `end`: k of `call` is c_kv, v is k_pe, and both share
+ * k's places in the cache. */
 PORTABLE void save_packed_rows(const save_kv_call *call, i64 first, i64 end, i64 step, int lane,
                                int lanes)
 {

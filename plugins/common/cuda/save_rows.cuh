@@ -23,21 +23,21 @@ typedef struct save_shape {
     int k_pieces, v_pieces; /* of a head */
 } save_shape;
 
-/* Who saves: which of a block's threads, and of the grid's blocks. */
+/* The threads that save: which of a block's threads, and which of the grid's blocks. */
 typedef struct grid_team {
     int thread, threads;
     int block, blocks;
 } grid_team;
 
-/* All threads of a grid in one line. */
+/* All threads of the grid, numbered in one line. */
 static __device__ __forceinline__ grid_team grid_all(void)
 {
     return grid_team{(int)threadIdx.x, (int)blockDim.x, (int)blockIdx.x, (int)gridDim.x};
 }
 
-/* Pieces of a head in a cache of their own type. A writer has the bytes that a piece takes there,
- * the tokens that a thread copies at a time, and writes a piece; for_head() is the writer of a head's
- * keys, or of its values. */
+/* Pieces of a head in a cache of their own type. A writer defines the bytes of a piece in the cache
+ * and the number of tokens that a thread copies at a time, and writes a piece. for_head() returns
+ * the writer of a head's keys, or of its values. */
 struct save_bits {
     static constexpr int bytes = SAVE_PIECE, tokens = 4;
 
@@ -51,7 +51,7 @@ struct save_bits {
     }
 };
 
-/* Where a piece lies: that of row 0, and of slot 0. */
+/* The place of a piece in row 0 and in slot 0. */
 template <typename W> struct save_piece {
     W writer;
     const char *from;
@@ -81,7 +81,7 @@ save_find_piece(const call_operands &o, const save_shape &s, const W &writer, in
                          o.v_token};
 }
 
-/* Of rows [row, end), the first W::tokens, all on their way together. */
+/* Save rows [row, end), at most W::tokens, all loads in flight together. */
 template <typename W>
 static __device__ __forceinline__ void save_tokens(const save_piece<W> &p, const long long *slots,
                                                    int page_size, i64 row, i64 end)
@@ -104,7 +104,7 @@ static __device__ __forceinline__ void save_tokens(const save_piece<W> &p, const
     }
 }
 
-/* Rows [first, end) of k and v into their slots; a slot below 0 is not written. */
+/* Save rows [first, end) of k and v to their slots; a row whose slot is negative is not written. */
 template <typename W = save_bits>
 static __device__ __forceinline__ void
 save_rows_wide(const call_operands &o, const long long *slots, const save_shape &s,

@@ -18,7 +18,7 @@
 
 #define SOFTMAX_LOG2E 1.4426950408889634f
 #define SOFTMAX_LN2   0.6931471805599453f
-#define SOFTMAX_EMPTY bits_f32(0xff800000u) /* -inf: the logit of what is not seen */
+#define SOFTMAX_EMPTY bits_f32(0xff800000u) /* -inf: the logit of a hidden key */
 
 /* ---- Functions ------------------------------------------------------------------------------- */
 
@@ -115,15 +115,15 @@ PORTABLE float softmax_warp_sum(float x)
 
 /* ---- Logits ---------------------------------------------------------------------------------- */
 
-/* What a product q.k is multiplied by before softmax_logit(): `natural` where the soft cap or
- * ALiBi, which are made for natural logits, come in between. */
+/* The factor of a product q.k before softmax_logit(). `natural`: the soft cap or ALiBi, which apply
+ * to natural logits, come in between. */
 PORTABLE float softmax_factor(float sm_scale, int natural)
 {
     return sm_scale * (natural ? 1.0f : SOFTMAX_LOG2E);
 }
 
-/* A scaled product as a logit: biased by -slope * distance where `has_alibi`, capped unless `cap`
- * is 0. */
+/* A scaled product as a logit: biased by -slope * distance if `has_alibi`, capped unless `cap` is
+ * 0. */
 PORTABLE float softmax_logit(float score, float cap, int has_alibi, float slope, float distance)
 {
     if (has_alibi)
@@ -135,13 +135,13 @@ PORTABLE float softmax_logit(float score, float cap, int has_alibi, float slope,
 
 /* ---- Sums ------------------------------------------------------------------------------------ */
 
-/* The reference of probabilities: -inf minus -inf would be NaN. */
+/* The reference of probabilities, finite: -inf minus -inf would be NaN. */
 PORTABLE float softmax_base(float top)
 {
     return top == SOFTMAX_EMPTY ? 0.0f : top;
 }
 
-/* A row so far: the largest logit, and the sum of 2^(logit - top). */
+/* State of a row: the largest logit, and the sum of 2^(logit - top). */
 typedef struct softmax_row {
     float top;
     float sum;
@@ -155,7 +155,7 @@ PORTABLE softmax_row softmax_begin(void)
     return row;
 }
 
-/* Take one more logit: its weight, and in *shrink what sums so far are to be multiplied by. */
+/* Add one more logit. Returns its weight, and in *shrink the factor that rescales earlier sums. */
 PORTABLE float softmax_take(softmax_row *row, float logit, float *shrink)
 {
     float top = softmax_max(row->top, logit), base = softmax_base(top);
@@ -166,13 +166,13 @@ PORTABLE float softmax_take(softmax_row *row, float logit, float *shrink)
     return weight;
 }
 
-/* The final factor of the sums: 0 for a row that saw no key. */
+/* The final factor of the sums; 0 for a row that saw no key. */
 PORTABLE float softmax_end(const softmax_row *row)
 {
     return row->sum == 0.0f ? 0.0f : 1.0f / row->sum;
 }
 
-/* The natural logarithm of the denominator; -inf for a row that saw nothing. */
+/* The natural logarithm of the denominator; -inf for a row that saw no key. */
 PORTABLE float softmax_lse(const softmax_row *row)
 {
     return row->sum == 0.0f ? SOFTMAX_EMPTY

@@ -18,24 +18,24 @@
 #define DEVICE static __device__ __forceinline__
 
 #define GROUP_THREADS 128 /* a warpgroup */
-#define GROUP_ROWS    64  /* rows of it: the m of its products */
+#define GROUP_ROWS    64  /* its rows: the m of its products */
 #define PANEL         64  /* elements of a row that the 128-byte swizzle keeps together */
-#define ROW_BYTES     128 /* of a panel */
+#define ROW_BYTES     128 /* bytes of a row of a panel */
 
-/* Place of a 16-byte piece of a panel under the swizzle. */
+/* The place of a 16-byte piece of a panel under the swizzle. */
 DEVICE unsigned swizzled(int row, int piece)
 {
     return row * ROW_BYTES + ((piece ^ (row % 8)) * 16);
 }
 
-/* A number that is the same in all lanes, declared so to the compiler, which then needs no register in each lane.
- */
+/* A number that is the same in all lanes. The compiler then keeps it in a uniform register, not in
+ * a register of each lane. */
 DEVICE int uniform(int x)
 {
     return __shfl_sync(0xffffffff, x, 0);
 }
 
-/* A warp is done with what `barrier` guards. */
+/* The warp no longer uses what `barrier` guards. */
 DEVICE void release(unsigned barrier)
 {
     __syncwarp();
@@ -43,7 +43,7 @@ DEVICE void release(unsigned barrier)
         barrier_arrive(barrier);
 }
 
-/* A place in a ring of `count` slots; the phase turns with each round. */
+/* A position in a ring of `count` slots; the phase flips with each round. */
 template <int count> struct ring {
     int slot = 0;
     unsigned phase = 0;

@@ -26,7 +26,7 @@
 
 struct softmax {
     float shift[2]; /* minus the reference; +inf: no key so far */
-    float sum[2];   /* of this thread's columns */
+    float sum[2];   /* over this thread's columns */
 };
 
 DEVICE void softmax_begin(struct softmax *x)
@@ -55,8 +55,8 @@ template <int count> DEVICE void scores_cap(float (&s)[count], float factor)
         s[i] = tanh_fast(s[i] * factor);
 }
 
-/* Hides the keys of a border tile that a row does not see: those outside of [low, high), places in
- * the tile, of rows r and r + 8. */
+/* Hide keys of a border tile: those outside of [low, high), positions in the tile, for rows r and r
+ * + 8. */
 template <int count>
 DEVICE void scores_mask(float (&s)[count], int low0, int high0, int low1, int high1)
 {
@@ -82,8 +82,8 @@ DEVICE void softmax_exp(const struct softmax &x, const float (&s)[all], float sc
     wgmma_arrived(e);
 }
 
-/* They join the sums and are rounded, once, in the order in which the second product reads them:
- * both share the layout. */
+/* Add exponentials to the sums, and round them, once, in the order in which the second product
+ * reads them: both share the layout. */
 template <bool is_f16, int from, int all, int count>
 DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)[all])
 {
@@ -99,8 +99,8 @@ DEVICE void softmax_join(const float (&e)[count], float (&sum)[2], unsigned (&p)
     sum[1] = part[1][0] + part[1][1];
 }
 
-/* A tile's probabilities and their sums, which are added to `sum`; a few scores at a time, so that
- * few registers are alive. */
+/* Compute a tile's probabilities and add their sums to `sum`, a few scores at a time, so that few
+ * registers are live. */
 template <bool is_f16, int from = 0, int all, int count>
 DEVICE void softmax_tile(const struct softmax &x, const float (&s)[count], float scale,
                          float (&sum)[2], unsigned (&p)[all])
@@ -112,7 +112,8 @@ DEVICE void softmax_tile(const struct softmax &x, const float (&s)[count], float
         softmax_tile<is_f16, from + 8>(x, s, scale, sum, p);
 }
 
-/* Sums of values of rows that have no weight: what they were multiplied by is 0, but they may be NaN (MEAN-14). */
+/* Clear the sums of values of rows without weights: their factor is 0, but the sums may be NaN
+ * (MEAN-14). */
 template <int count> DEVICE void clear_lost(float (&o)[count], const bool (&is_lost)[2])
 {
     if (__builtin_expect(!is_lost[0] && !is_lost[1], 1))
@@ -122,15 +123,15 @@ template <int count> DEVICE void clear_lost(float (&o)[count], const bool (&is_l
         o[i] = is_lost[i / 2 % 2] ? 0.0f : o[i];
 }
 
-/* Whether some row of the warp had a large probability, or no reference (its sum is inf or NaN). */
+/* Did some row of the warp have a large probability, or no reference (its sum is inf or NaN)? */
 DEVICE bool softmax_grown(const float (&sum)[2])
 {
     return __any_sync(0xffffffff,
                       !(fmaxf(sum[0], sum[1]) <= SUM_LIMIT) || sum[0] + sum[1] != sum[0] + sum[1]);
 }
 
-/* A tile with a new reference. What was there is to be multiplied by `factor`: the sums are, the
- * output is left to the caller. */
+/* Compute a tile again with a new reference. `factor` rescales what was computed before: here the
+ * sums, in the caller the output. */
 template <bool is_f16, int all, int count>
 DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scale, float (&sum)[2],
                           float (&factor)[2], unsigned (&p)[all])
@@ -145,7 +146,7 @@ DEVICE void softmax_again(struct softmax *x, const float (&s)[count], float scal
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float next = fminf(x->shift[r], -quad_max(top[r]) * scale);
-        const bool none = next == POSITIVE_INFINITY; /* and inf - inf is no number */
+        const bool none = next == POSITIVE_INFINITY; /* inf - inf would be NaN */
         factor[r] = none ? 1.0f : exp2_fast(next - x->shift[r]);
         shift[r] = none ? 0.0f : next;
         x->shift[r] = next;

@@ -12,8 +12,8 @@
 /* ---- One row, one piece ---------------------------------------------------------------------- */
 
 /* The sequence of query row `row`: the s < num_seqs with indptr[s] <= row < indptr[s + 1], by
- * binary search; sequences without rows are none's. -1 if the row belongs to no sequence: padding.
- * NULL: row s is sequence s. */
+ * binary search. A sequence without rows is never returned. -1 if the row belongs to no sequence:
+ * padding. If indptr is NULL, row s is sequence s. */
 PORTABLE int work_find_row(const int *indptr, int num_seqs, int row)
 {
     if (!indptr)
@@ -33,8 +33,8 @@ PORTABLE int work_find_row(const int *indptr, int num_seqs, int row)
 
 /* ---- Any number of pieces a sequence --------------------------------------------------------- */
 
-/* A search that goes on where the last one ended: the sequences before `base` have `before` pieces
- * of work. Pieces have to be wanted in rising order. */
+/* A search that continues where the last one ended: the sequences before `base` have `before`
+ * pieces of work. Pieces have to be requested in ascending order. */
 typedef struct work_search {
     int base;
     int before;
@@ -42,9 +42,10 @@ typedef struct work_search {
 
 #ifdef __CUDACC__
 
-/* Find piece `wanted` of the work that sequences [at->base, end) have, count(s) pieces each: the
- * sequence *s, and which one of its pieces. 0 if there are not as many. All lanes of a warp search
- * together: each counts for one sequence of 32, and a prefix sum says whose the piece is. */
+/* Find piece `wanted` of the work of sequences [at->base, end), which have count(s) pieces each:
+ * the sequence *s, and the piece's number in it. Returns 0 if there are fewer pieces. All lanes of
+ * a warp search together: each counts for one sequence of 32, and a prefix sum finds the piece's
+ * sequence. */
 template <typename Count>
 PORTABLE int work_find_piece(work_search *at, int end, int wanted, Count count, int *s, int *piece)
 {
@@ -69,7 +70,7 @@ PORTABLE int work_find_piece(work_search *at, int end, int wanted, Count count, 
 
 #else
 
-/* The same one by one; `arg` is passed on to count(). */
+/* The same sequentially; `arg` is passed on to count(). */
 PORTABLE int work_find_piece(work_search *at, int end, int wanted,
                              int (*count)(const void *arg, int s), const void *arg, int *s,
                              int *piece)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * common.cuh: what the kernels share: types of the model at hand, instructions, conversions, where
- * a key lies and who sees it.
+ * common.cuh: code that the kernels share: types of the model, instructions, conversions, places of
+ * keys and their visibility.
  *
  * The plugin defines, for one layer group (see constants.c):
  *   Q_DTYPE KV_DTYPE OUT_DTYPE   DTYPE_*
@@ -26,7 +26,7 @@
 #include "plugins/common/cuda/work.cuh"
 #include "splits.h"
 
-#define DTYPE_F32  0 /* ELEMENT_* of elements.cuh, where the preprocessor needs them */
+#define DTYPE_F32  0 /* DTYPE_*: ELEMENT_* of elements.cuh, for the preprocessor */
 #define DTYPE_F16  1
 #define DTYPE_BF16 2
 #define DTYPE_E4M3 3
@@ -48,7 +48,7 @@ static_assert(DTYPE_F32 == ELEMENT_F32 && DTYPE_F16 == ELEMENT_F16 && DTYPE_BF16
 #define HEAD_SLICE (HEAD_PAD / TEAM) /* columns of a warp */
 #define V_SLICE    (V_PAD / TEAM)
 
-/* The larger one, where a constant is needed. */
+/* The larger of two constants. */
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 /* ---- Conversions ----------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ __device__ __forceinline__ u16 f32_to_bf16(float value)
     return bits;
 }
 
-/* A 16-bit type, chosen when this is compiled. */
+/* A 16-bit element of a type known at compile time as fp32. */
 template <int dtype> __device__ __forceinline__ float load16(u16 bits)
 {
     return dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
@@ -101,10 +101,10 @@ template <int dtype> __device__ __forceinline__ u32 pack16(float low, float high
     return word;
 }
 
-/* The two fp8 codes in a half of a word as two f16 values: exact, as f16 has every value of both
- * kinds of fp8; NaN and infinity stay what they are. e5m2 is the upper half of f16. Of e4m3, where
- * there is no instruction for it, exponent and fraction are put where f16 has them; the value is
- * then too small by 2^8, which an exact product makes good, and NaN would be 480. */
+/* The two fp8 codes in one half of a word as two f16 values. The conversion is exact, as f16 has
+ * every value of both fp8 types; NaN and infinity are kept. e5m2 is the upper half of f16. For e4m3
+ * without a conversion instruction, exponent and fraction move to their places in f16. The value is
+ * then too small by 2^8, which an exact multiplication corrects; NaN would read as 480. */
 template <int half> __device__ __forceinline__ u32 codes_to_f16(u32 codes)
 {
 #if KV_DTYPE == DTYPE_E4M3 && __CUDA_ARCH__ >= 890
@@ -121,7 +121,7 @@ template <int half> __device__ __forceinline__ u32 codes_to_f16(u32 codes)
 #endif
 }
 
-/* The same as two values of Q_DTYPE; bf16 has every fp8 value, too. */
+/* The same as two values of Q_DTYPE. bf16 has every fp8 value, too. */
 template <int half> __device__ __forceinline__ u32 codes_to_query(u32 codes)
 {
     u32 values = codes_to_f16<half>(codes);
@@ -137,7 +137,7 @@ __device__ __forceinline__ u32 shared_address(const void *pointer)
     return (u32)__cvta_generic_to_shared(pointer);
 }
 
-/* 16 bytes from device memory into shared memory, asynchronously. */
+/* Copy 16 bytes from device memory to shared memory, asynchronously. */
 __device__ __forceinline__ void copy16(u32 shared, const void *source)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(source) : "memory");
@@ -175,7 +175,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32 shared
                  : "memory");
 }
 
-/* Two matrices; lanes 0 to 15 say where. */
+/* Two matrices; lanes 0 to 15 give the row addresses. */
 __device__ __forceinline__ void load_matrices(u32 (&r)[2], u32 shared)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
@@ -192,7 +192,7 @@ __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[2], u32 shared
                  : "memory");
 }
 
-/* c += a * b: 16x16 times 16x8, operands of `dtype`, fp32 sums. */
+/* c += a * b: 16x16 times 16x8, operands of `dtype`, sums in fp32. */
 template <int dtype>
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
@@ -208,15 +208,16 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* What is left of two values when `word` holds them in 16 bits each, as a word of the same kind.
- * With it a probability keeps twice the bits. It may be 0 or negative where the probability is
- * not, so it is multiplied by finite values alone: an infinite one is in the first part's sums. */
+/* The rounding errors of two values that `word` holds in 16 bits each, as a word of the same type.
+ * With this second part a probability has twice the bits. The part may be 0 or negative where the
+ * probability is not, so it multiplies finite values only: infinite ones are in the sums of the
+ * first part. */
 template <int dtype> __device__ __forceinline__ u32 remainder16(u32 word, float low, float high)
 {
     return pack16<dtype>(low - load16<dtype>((u16)word), high - load16<dtype>((u16)(word >> 16)));
 }
 
-/* Two values of 16 bits, 0 for one that is not finite. */
+/* Two 16-bit values, with 0 in place of one that is not finite. */
 template <int dtype> __device__ __forceinline__ u32 finite16(u32 word)
 {
     u32 exponents = dtype == DTYPE_F16 ? 0x7c007c00u : 0x7f807f80u;
@@ -225,15 +226,15 @@ template <int dtype> __device__ __forceinline__ u32 finite16(u32 word)
 
 /* ---- Teams ----------------------------------------------------------------------------------- */
 
-/* A row of more than 256 columns is too wide for the registers of a warp. TEAM warps share it: each
- * has HEAD_SLICE columns of queries and keys, V_SLICE of values. They add up their parts of the
- * scores through shared memory; from there on each works out the same probabilities. */
+/* A row of more than 256 columns does not fit in a warp's registers, so the TEAM warps of a team
+ * share it. Each has HEAD_SLICE columns of queries and keys, and V_SLICE of values. They add their
+ * parts of the scores through shared memory; then each computes the same probabilities. */
 __device__ __forceinline__ int team_of()
 {
     return (int)threadIdx.x / (32 * TEAM);
 }
 
-/* Which of its team's slices the warp has. */
+/* The warp's slice of the columns of its team. */
 __device__ __forceinline__ int slice_of()
 {
     return TEAM == 1 ? 0 : (int)threadIdx.x / 32 % TEAM;
@@ -244,7 +245,7 @@ __device__ __forceinline__ int team_lane()
     return (int)threadIdx.x % (32 * TEAM);
 }
 
-/* What a team's threads wrote to shared memory is there for all of them. */
+/* Make what a team's threads wrote to shared memory visible to the team. */
 __device__ __forceinline__ void team_sync()
 {
     if (TEAM == 1)
@@ -253,8 +254,8 @@ __device__ __forceinline__ void team_sync()
         asm volatile("barrier.cta.sync %0, %1;" ::"r"(1 + team_of()), "n"(32 * TEAM) : "memory");
 }
 
-/* Scores of a warp's columns become those of all its team's. `room`: of all warps, as many words of
- * four scores a lane as `tiles` says; it is the team's until the next team_sync(). */
+/* Add the scores of a team's warps, each of which has some of the columns. `room` has `tiles` words
+ * of four scores per lane for each warp; it is the team's until the next team_sync(). */
 template <int tiles> __device__ __forceinline__ void share_scores(float (*score)[4], float4 *room)
 {
     if (TEAM == 1)
@@ -277,7 +278,7 @@ template <int tiles> __device__ __forceinline__ void share_scores(float (*score)
 
 /* ---- Sequences ------------------------------------------------------------------------------- */
 
-/* Sequences before this one are attn_extend's, it and those after it attn_decode's. */
+/* The first sequence of attn_decode; those before it are attn_extend's. */
 __device__ __forceinline__ int first_split_seq(const kernel_params &p)
 {
     if (p.split_part == SPLIT_ALL)
@@ -323,7 +324,7 @@ __device__ __forceinline__ mask_rule rule_of(const kernel_params &p)
     return rule;
 }
 
-/* The positions that window and chunk leave to position i. */
+/* The positions that the window and chunk of position i allow. */
 __device__ __forceinline__ void position_range(const kernel_params &p, int i, int &lo, int &hi)
 {
     mask_rule rule = rule_of(p);
@@ -338,7 +339,7 @@ __device__ __forceinline__ void find_outline(const kernel_params &p, const index
     mask_outline(&rule, &p.batch, &q, t0, t1, &lo, &hi);
 }
 
-/* What one query sees, and how far its head looks. */
+/* What one query sees, and how far its head's window reaches. */
 struct row_view {
     mask_view keys;
 #if HAS_ALIBI
@@ -346,7 +347,7 @@ struct row_view {
 #endif
 };
 
-/* Row r of a tile's rows: query t, query head `head`. t < 0: not a row, sees nothing. */
+/* Row r of a tile: query t, query head `head`. t < 0: no row, sees nothing. */
 __device__ __forceinline__ void find_view(const kernel_params &p, const index_sequence &q, int s,
                                           int t, int head, row_view &view)
 {
@@ -357,7 +358,7 @@ __device__ __forceinline__ void find_view(const kernel_params &p, const index_se
     mask_find_view(&rule, &p.batch, &q, s, t, &view.keys);
 }
 
-/* Does the row see key j? Keys from `end` on are not there. */
+/* Does the row see key j? Keys from `end` on do not exist. */
 __device__ __forceinline__ bool sees_key(const kernel_params &p, const index_sequence &q,
                                          const row_view &view, int j, int end)
 {
@@ -365,7 +366,7 @@ __device__ __forceinline__ bool sees_key(const kernel_params &p, const index_seq
     return mask_sees(&rule, &p.batch, &q, &view.keys, j, end);
 }
 
-/* The logit of key j in units of log 2, -inf if it is not seen. `score` is scaled by
+/* The logit of key j in units of log 2, -inf if the row does not see it. `score` is scaled by
  * SCORE_FACTOR. */
 __device__ __forceinline__ float finish_score(const kernel_params &p, const index_sequence &q,
                                               const row_view &view, int j, bool seen, float score)
@@ -381,21 +382,20 @@ __device__ __forceinline__ float finish_score(const kernel_params &p, const inde
     return seen ? score : NEGATIVE_INFINITY;
 }
 
-/* Factor of q.k that finish_score expects. */
+/* The factor of q.k that finish_score() expects. */
 #define SCORE_FACTOR softmax_factor(SM_SCALE, HAS_CAP || HAS_ALIBI)
 
 /* ---- Hidden values --------------------------------------------------------------------------- */
 
-/* A key that no row of a warp sees has probability 0 in all of them, but 0 x NaN is NaN, and what
- * lies where no query looks may be anything (KV-06). Window, chunk and the causal rule hide keys at
- * the ends only, which are not read; a custom mask hides them anywhere. So with one the values of
- * keys that none of the warp's rows sees are cleared in registers, by a word for two neighbouring
- * keys, as scores and values have them: keys (lane & 3) * 2 and the next of each 8. The places
- * after a tile's last key, which hold that key again, are cleared in shared memory: its value may
- * be infinite. */
+/* A key that no row of a warp sees has probability 0, but 0 x NaN is NaN, and places that no query
+ * sees may hold anything (KV-06). Window, chunk and the causal rule hide keys only at the ends,
+ * which are not read; a custom mask may hide any. So with a custom mask the values of keys that
+ * none of the warp's rows sees are cleared in registers, by a word for two neighbouring keys, as
+ * scores and values have them: keys (lane & 3) * 2 and the next of each 8. Places after a tile's
+ * last key, which repeat that key, are cleared in shared memory: its value may be infinite. */
 
-/* `seen` has bit 2 * j + e if a row of this lane sees key e of its two of the j-th 8: those that
- * any row of the warp sees. */
+/* Bit 2 * j + e of `seen` is set if a row of this lane sees key e of its two in the j-th 8 keys.
+ * The result has the bits of all rows of the warp. */
 __device__ __forceinline__ u32 seen_by_any(u32 seen)
 {
     seen |= __shfl_xor_sync(~0u, seen, 4);
@@ -403,7 +403,7 @@ __device__ __forceinline__ u32 seen_by_any(u32 seen)
     return seen | __shfl_xor_sync(~0u, seen, 16);
 }
 
-/* Bits of a word that hold values of keys that are seen. */
+/* Mask of a word of two values: ones where the key is seen. */
 __device__ __forceinline__ u32 seen_halves(u32 seen, int j)
 {
     return (seen >> 2 * j & 1 ? 0xffffu : 0) | (seen >> 2 * j & 2 ? 0xffff0000u : 0);
@@ -412,15 +412,15 @@ __device__ __forceinline__ u32 seen_halves(u32 seen, int j)
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
 /* Rows of 16-bit elements in shared memory are padded by 16 bytes, so that the 8 rows of a matrix
- * lie in different banks. */
+ * are in different banks. */
 #define K_STRIDE ((HEAD_PAD + 8) * 2)
 #define V_STRIDE ((V_PAD + 8) * 2)
-/* Rows of fp8 codes, for the same reason, are an odd number of 16-byte pieces. */
+/* Rows of fp8 codes have an odd number of 16-byte pieces, for the same reason. */
 #define K_CODES ((HEAD_PAD / 16 | 1) * 16)
 #define V_CODES ((V_PAD / 16 | 1) * 16)
 
-/* Copy a row of `dim` elements of `size` bytes as far as lane `lane` of `lanes` has to: for rows
- * that do not begin, or end, at multiples of 16 bytes. */
+/* Copy lane `lane`'s part, of `lanes`, of a row of `dim` elements of `size` bytes. For rows that do
+ * not begin or end at multiples of 16 bytes. */
 template <int dim, int size>
 __device__ __forceinline__ void copy_row_slow(char *to, const char *from, int lane, int lanes)
 {
@@ -433,8 +433,8 @@ __device__ __forceinline__ void copy_row_slow(char *to, const char *from, int la
     }
 }
 
-/* Copy as much of a row of `dim` elements of `size` bytes as one of 8 lanes has to: all 8 take 128
- * bytes in a row at a time. */
+/* Copy one lane's part, of 8 lanes, of a row of `dim` elements of `size` bytes. The 8 lanes take
+ * 128 contiguous bytes at a time. */
 template <int dim, int size>
 __device__ __forceinline__ void copy_row(char *to, const char *from, int lane)
 {
@@ -452,7 +452,7 @@ __device__ __forceinline__ void clear_rows(char *rows, int bytes, int thread, in
         *(uint4 *)(rows + i) = make_uint4(0, 0, 0, 0);
 }
 
-/* Zero the columns of keys or queries between HEAD_DIM and HEAD_PAD, which no copy writes to. */
+/* Zero the columns of keys or queries from HEAD_DIM to HEAD_PAD, which no copy writes. */
 template <int size>
 __device__ __forceinline__ void clear_pad(char *rows, int stride, int count, int thread,
                                           int threads)
@@ -467,8 +467,8 @@ __device__ __forceinline__ void clear_pad(char *rows, int stride, int count, int
     }
 }
 
-/* Queries [row0, row0 + count) of a KV head into shared memory, by all threads. There are `rows`:
- * the last of them stands for those that are not there. */
+/* Copy queries [row0, row0 + count) of a KV head to shared memory, by all threads. `rows` exist:
+ * the last of them stands in for the others. */
 template <int count, int threads>
 __device__ __forceinline__ void load_queries(const kernel_params &p, const index_sequence &q,
                                              int row0, int rows, int head, char *to)
@@ -510,7 +510,7 @@ __device__ __forceinline__ void store_lse(const kernel_params &p, int row, int h
                    (i64)head * p.operands.lse_head) = lse;
 }
 
-/* Output and LSE of a row of no sequence, by all threads of a block. */
+/* Clear output and LSE of a row of no sequence, by all threads of a block. */
 __device__ __forceinline__ void clear_row(const kernel_params &p, int row, int head)
 {
     for (int d = (int)threadIdx.x; d < V_DIM; d += (int)blockDim.x)

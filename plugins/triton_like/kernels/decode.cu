@@ -4,20 +4,19 @@
  *
  * attn_decode: a piece of work is a row tile against a split of its keys. A row tile is 16 rows of
  * a KV head, row r being query r / GQA of query head r % GQA, so that grouped heads share each K
- * and V that is read. There are as many blocks as the device can run at once; block x takes the
- * pieces x, x + gridDim.x ... of the batch, so that lengths decide nothing but how long it takes.
+ * and V that is read. There are as many blocks as the device can run at once. Block x takes the
+ * pieces x, x + gridDim.x ... of the batch, so the grid does not depend on lengths.
  *
- * Each of TEAMS teams of TEAM warps (common.cuh, Teams) goes over every TEAMS-th group of 16 keys of
- * the split on its own, with STAGES groups on their way in shared memory of its own; then the teams'
- * results are merged. If
- * the keys were not split, that is the output. Else it is a partial result: output, normalised, and
- * the natural logarithm of its denominator.
+ * Each of TEAMS teams of TEAM warps (common.cuh, Teams) processes every TEAMS-th group of 16 keys of
+ * the split, with STAGES groups in flight in shared memory of its own. Then the teams' results are
+ * merged. If the keys were not split, that is the output. Otherwise it is a partial result: output,
+ * normalised, and the natural logarithm of its denominator.
  *
  * attn_reduce: block (x, y) merges the partial results of row x and query head y, and adds the
  * sink.
  *
- * An fp8 cache stays fp8 in shared memory; codes become f16, exactly, on their way into the matrix
- * products. Its scales are factors of the scores and of the sums. New tokens, which are not
+ * An fp8 cache stays fp8 in shared memory. Codes are converted to f16, exactly, as operands of the
+ * products. Their scales are factors of the scores and of the sums. New tokens, which are not
  * quantised, come last.
  */
 #include "common.cuh"
@@ -27,9 +26,9 @@
 #define ROWS    16 /* of a tile */
 #define GROUP   16 /* keys */
 
-/* Dynamic shared memory: the queries, then for each team its stages, which also have room for a
- * group of new tokens, then the scores that a team's warps add up. In the end the results of the
- * teams take the place of all that. */
+/* Dynamic shared memory: the queries; the stages of each team, each with room for a group of new
+ * tokens, too; the scores that a team's warps add. In the end the results of the teams replace all
+ * of these. */
 #define PLAIN_BYTES  (GROUP * (K_STRIDE + V_STRIDE))
 #define STAGE_BYTES  (KV_IS_FP8 ? GROUP * (K_CODES + V_CODES) : PLAIN_BYTES)
 #define TEAM_BYTES   MAX((STAGE_BYTES) * (STAGES), PLAIN_BYTES)
@@ -40,7 +39,7 @@
 static_assert(MAX(Q_BYTES + TEAMS * TEAM_BYTES + SCORE_BYTES, MERGE_BYTES) == DECODE_SHARED,
               "the plugin and the kernel disagree");
 
-/* Probabilities are worked with times 2^LIFT where they become f16, which has few small numbers. */
+/* In f16, which has few small numbers, probabilities are multiplied by 2^LIFT. */
 #define LIFT   (KV_IS_FP8 || Q_DTYPE == DTYPE_F16 ? 15 : 0)
 #define UNLIFT (1.0f / (1 << LIFT))
 
@@ -62,14 +61,14 @@ __device__ __forceinline__ partial store_partial(float x)
 
 /* ---- Work ------------------------------------------------------------------------------------ */
 
-/* A row tile against a split of its keys. */
+/* A piece of work: a row tile against a split of its keys. */
 struct work {
     index_sequence q;
     int s, head;
     int row0, rows;             /* first row of the tile; rows of the sequence */
-    int split, splits;          /* which one of how many */
-    int begin, cached_end, end; /* keys; from cached_end on they are new tokens */
-    int cached, groups;         /* groups of keys: those of the cache, and all */
+    int split, splits;          /* index and number of splits */
+    int begin, cached_end, end; /* keys; new tokens begin at cached_end */
+    int cached, groups;         /* groups of cached keys; of all keys */
     int all_lo, all_hi;         /* keys that every row sees */
 };
 
@@ -80,7 +79,8 @@ __device__ __forceinline__ void tile_queries(const index_sequence &q, int row0, 
     t1 = (min(row0 + ROWS, q.q_len * GQA) - 1) / GQA;
 }
 
-/* Splits of a row tile, out of `count`; all are of keys [lo, hi). */
+/* Find the keys [lo, hi) of a row tile, and the `count` of splits that divide them. Returns how many
+ * of these have keys. */
 __device__ __forceinline__ int tile_splits(const kernel_params &p, const index_sequence &q,
                                            int row0, int &lo, int &hi, int &count)
 {
@@ -91,7 +91,7 @@ __device__ __forceinline__ int tile_splits(const kernel_params &p, const index_s
     return splits_used(hi - lo, count);
 }
 
-/* Pieces of work that a sequence has. */
+/* The number of pieces of work of a sequence. */
 __device__ __forceinline__ int count_work(const kernel_params &p, int s)
 {
     index_sequence q;
@@ -142,7 +142,7 @@ __device__ __forceinline__ int group_end(const work &w, int n)
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* Start the copy of 16 keys and values, whose places are those of lanes 0 to 15, by a team. */
+/* Start to copy 16 keys and values, whose places lanes 0 to 15 have, by a team. */
 template <int size>
 __device__ __forceinline__ void load_group(const index_place &mine, char *k, bool vectors)
 {
@@ -171,13 +171,13 @@ __device__ __forceinline__ void load_group(const index_place &mine, char *k, boo
     }
 }
 
-/* A team's groups on their way; both its warps say the same. */
+/* The groups that a team has in flight; equal in both of its warps. */
 struct feed {
-    int ahead; /* the group whose copy is started next */
-    int entry; /* of this lane's key of it */
+    int ahead; /* the next group to copy */
+    int entry; /* index entry of this lane's key of that group */
 };
 
-/* Key (lane & 15) of group n. Those after its end are read as its last one, and then not seen. */
+/* Key (lane & 15) of group n. Places after the last key repeat it, and are hidden later. */
 __device__ __forceinline__ int lane_key(const work &w, int n)
 {
     return min(group_begin(w, n) + ((int)threadIdx.x & 15), group_end(w, n) - 1);
@@ -190,7 +190,7 @@ __device__ __forceinline__ feed begin_feed(const kernel_params &p, const work &w
     return f;
 }
 
-/* Start the copy of the next group below `limit`, if there is one, and look up the one after it. */
+/* Start to copy the next group below `limit`, if there is one, and look up the one after it. */
 template <int size>
 __device__ __forceinline__ void start_group(const kernel_params &p, const work &w, feed &f,
                                             char *to, int limit)
@@ -208,7 +208,7 @@ __device__ __forceinline__ void start_group(const kernel_params &p, const work &
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* A warp's queries as operand `a` of the products with keys: row lane / 4 and that + 8. */
+/* A warp's queries as operand `a` of the products with keys: rows lane / 4 and lane / 4 + 8. */
 __device__ __forceinline__ void take_queries(const char *q_rows, u32 (&a)[HEAD_SLICE / 16][4])
 {
     int lane = (int)threadIdx.x & 31;
@@ -225,10 +225,10 @@ __device__ __forceinline__ u32 bf16_to_f16(u32 word, float power)
                              bf16_to_f32((u16)(word >> 16)) * power);
 }
 
-/* The same for products with codes, in the order in which those come: lane c of a quad has 4c to
- * 4c + 3 of each 16. A bf16 row is made f16 by the power of two that brings its largest element to
- * 2^15 and above: what is at least 2^-32 of that stays exact, which is as far as the inverses of
- * e5m2's numbers are apart. factor[h] takes the power back. */
+/* The same for products with codes, in the order of the codes: lane c of a quad has elements 4c to
+ * 4c + 3 of each 16. A bf16 row becomes f16 by the power of two that brings its largest element to
+ * 2^15 or above. Elements down to 2^-32 of that stay exact, which covers the range of e5m2's
+ * values. factor[h] undoes the power. */
 __device__ __forceinline__ void
 take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_SLICE / 16][4], float (&factor)[2])
 {
@@ -237,8 +237,7 @@ take_queries_for_codes(const char *q_rows, u32 (&a)[HEAD_SLICE / 16][4], float (
     for (int h = 0; h < 2; h++) {
         const char *row =
             q_rows + (h * 8 + lane / 4) * K_STRIDE + (lane & 3) * 8 + slice_of() * HEAD_SLICE * 2;
-        u32 largest =
-            16 << 7; /* bits without sign: above the smallest, so that powers are normal */
+        u32 largest = 16 << 7; /* bits without sign: at least this, so that powers are normal */
 #pragma unroll
         for (int d = 0; d < HEAD_SLICE / 16; d++) {
             uint2 words = *(const uint2 *)(row + d * 32);
@@ -271,15 +270,15 @@ struct sums {
     float out[V_SLICE / 8][4];
 };
 
-/* Of an output tile of 8 columns, the column of value `e` of this lane. With an fp8 cache two tiles
- * share 16 columns, one has the even ones: so the two codes of a 16-bit word come apart. */
+/* The column of value `e` of this lane in an output tile of 8 columns. With an fp8 cache two tiles
+ * share 16 columns, and one has the even ones: this separates the two codes of a 16-bit word. */
 __device__ __forceinline__ int out_column(int tile, int e)
 {
     int c = (int)threadIdx.x & 3, first = slice_of() * V_SLICE;
     return first + (KV_IS_FP8 ? tile / 2 * 16 + c * 4 + e * 2 + tile % 2 : tile * 8 + c * 2 + e);
 }
 
-/* Blocks of 16 x 16 codes as matrices of 16-bit words: codes[b][j] is of keys 8j to 8j + 7. */
+/* Load blocks of 16 x 16 codes as matrices of 16-bit words: codes[b][j] has keys 8j to 8j + 7. */
 template <int blocks, bool transposed>
 __device__ __forceinline__ void load_codes(u32 (&codes)[blocks][2], const char *rows, int stride)
 {
@@ -303,7 +302,7 @@ __device__ __forceinline__ void load_codes(u32 (&codes)[blocks][2], const char *
         load_matrices(codes[blocks - 1], at + (blocks - 1) * 16);
 }
 
-/* score[j]: products of the rows with keys 8j to 8j + 7, of the warp's columns. */
+/* score[j]: products of the rows with keys 8j to 8j + 7, over the warp's columns. */
 template <bool coded>
 __device__ __forceinline__ void score_keys(const u32 (&a)[HEAD_SLICE / 16][4], const char *k,
                                            float (&score)[2][4])
@@ -331,7 +330,8 @@ __device__ __forceinline__ void score_keys(const u32 (&a)[HEAD_SLICE / 16][4], c
     }
 }
 
-/* Scores become probabilities by the largest score so far; what was summed up follows it. */
+/* Scores become probabilities relative to the largest score so far, and earlier sums are rescaled
+ * to it. */
 __device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
 {
 #pragma unroll
@@ -351,7 +351,7 @@ __device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
                 score[j][e] = softmax_exp2(score[j][e] - (base - LIFT));
                 state.sum[h] += score[j][e];
             }
-        if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
+        if (__any_sync(~0u, grown)) { /* else shrink is 1, or there are no sums yet */
 #pragma unroll
             for (int d = 0; d < V_SLICE / 8; d++) {
                 state.out[d][h * 2] *= shrink;
@@ -361,7 +361,7 @@ __device__ __forceinline__ void weigh_keys(float (&score)[2][4], sums &state)
     }
 }
 
-/* Values of 16 keys and 16 columns as operand `b` for output tiles 2d and 2d + 1. */
+/* Values of 16 keys and 16 columns as operand `b` of output tiles 2d and 2d + 1. */
 __device__ __forceinline__ void take_values(const char *v, int d, u32 (&b)[2][2])
 {
     int lane = (int)threadIdx.x & 31;
@@ -373,7 +373,7 @@ __device__ __forceinline__ void take_values(const char *v, int d, u32 (&b)[2][2]
         b[0][1] = r[1];
         b[1][0] = r[2];
         b[1][1] = r[3];
-    } else { /* new tokens with an fp8 cache: even and odd columns apart */
+    } else { /* new tokens beside an fp8 cache: separate even and odd columns */
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             const char *at = v + (j * 8 + (lane & 3) * 2) * V_STRIDE + d * 32 + lane / 4 * 4;
@@ -384,7 +384,7 @@ __device__ __forceinline__ void take_values(const char *v, int d, u32 (&b)[2][2]
     }
 }
 
-/* The same of codes as load_codes() has them. */
+/* The same for codes that load_codes() has loaded. */
 __device__ __forceinline__ void widen_values(const u32 (&codes)[2], u32 (&b)[2][2])
 {
     u32 even = __byte_perm(codes[0], codes[1], 0x6420);
@@ -395,7 +395,7 @@ __device__ __forceinline__ void widen_values(const u32 (&codes)[2], u32 (&b)[2][
     b[1][1] = codes_to_f16<1>(odd);
 }
 
-/* out += probabilities x values, the probabilities in one part of 16 bits or two. `seen`: see
+/* out += probabilities x values, with probabilities in one or two parts of 16 bits. `seen`: see
  * seen_by_any(). */
 template <bool coded>
 __device__ __forceinline__ void add_values(const float (&score)[2][4], const char *v, u32 seen,
@@ -436,14 +436,14 @@ __device__ __forceinline__ void add_values(const float (&score)[2][4], const cha
     }
 }
 
-/* What a warp holds of a piece of work besides the sums. */
+/* A warp's state for a piece of work, except for the sums. */
 struct rows {
     row_view views[2];
-    float factor[2]; /* of products that are to be scores */
+    float factor[2]; /* turns products into scores */
     u32 a[HEAD_SLICE / 16][4];
 };
 
-/* Group n, which lies at `k` and after it. */
+/* Process group n, whose keys are at `k`, followed by its values. */
 template <bool coded>
 __device__ __forceinline__ void attend_group(const kernel_params &p, const work &w, const rows &r,
                                              int n, char *k, float4 *room, sums &state)
@@ -502,8 +502,8 @@ __device__ __forceinline__ void begin_rows(const kernel_params &p, const work &w
             state.out[d][e] = 0.0f;
 }
 
-/* The team's new tokens, after an fp8 cache: few, so that each group is waited for. What was
- * summed up so far lacks the scale of the values. */
+/* Process the team's new tokens after an fp8 cache. There are few, so it waits for each group. The
+ * sums so far lack the scale of the values. */
 __device__ __forceinline__ void attend_new(const kernel_params &p, const work &w, rows &r, int n,
                                            const char *q_rows, char *to, float4 *room, sums &state)
 {
@@ -529,7 +529,7 @@ __device__ __forceinline__ void attend_new(const kernel_params &p, const work &w
     }
 }
 
-/* All keys of the piece that are this warp's team's. */
+/* Process the team's share of the piece's keys. */
 __device__ __forceinline__ void attend(const kernel_params &p, const work &w, char *shared,
                                        sums &state)
 {
@@ -545,7 +545,7 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
     for (int i = 0; i < STAGES - 1; i++)
         start_group<KV_BYTES>(p, w, f, stages + i * STAGE_BYTES, limit);
     begin_rows(p, w, r, state);
-    copy_wait<STAGES - 1>(); /* the queries are there */
+    copy_wait<STAGES - 1>(); /* the queries have arrived */
     __syncthreads();
     if (KV_IS_FP8) {
         r.factor[0] = r.factor[1] = SCORE_FACTOR * k_scale_of(p, w.head);
@@ -569,8 +569,8 @@ __device__ __forceinline__ void attend(const kernel_params &p, const work &w, ch
 
 /* ---- Results --------------------------------------------------------------------------------- */
 
-/* A team's results, for the others to see: outputs, then for each row the maximum and the sum. Values without weights
- * may be NaN (MEAN-14). */
+/* Leave a team's results for the others: outputs, then the maximum and the sum of each row. Values
+ * without weights may be NaN (MEAN-14). */
 __device__ __forceinline__ void leave_results(const sums &state, float *merged)
 {
     int lane = (int)threadIdx.x % 32;
@@ -592,13 +592,13 @@ __device__ __forceinline__ void leave_results(const sums &state, float *merged)
     }
 }
 
-/* Where a row's partial results lie. */
+/* The place of a row's partial results. */
 __device__ __forceinline__ i64 partial_at(const kernel_params &p, int row, int head)
 {
     return (i64)row * Q_HEADS + head;
 }
 
-/* Row r of the tile, all warps of it together: the output, or a partial result. */
+/* Finish row r of the tile, by all warps: its output, or a partial result. */
 __device__ __forceinline__ void finish_row(const kernel_params &p, const work &w, int r,
                                            const float *merged)
 {
@@ -660,8 +660,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, DECODE_BLOCKS)
 
 /* ---- The second stage ------------------------------------------------------------------------ */
 
-/* Every warp works out what each split weighs, a lane for every 32nd of them; then each thread
- * merges a column. */
+/* Each warp computes the weights of all splits, a lane those of every 32nd; then each thread merges
+ * a column. */
 __device__ __forceinline__ void merge_splits(const kernel_params &p, int row, int head, i64 at,
                                              int used)
 {
@@ -707,7 +707,7 @@ extern "C" __global__ void attn_reduce(const __grid_constant__ kernel_params p)
         end += p.batch.q_indptr[0];
         rows = p.batch.q_indptr[rows] - first;
     }
-    if (row >= rows) { /* padding, whose output has to be finite */
+    if (row >= rows) { /* padding needs a finite output */
         if (first + row < end)
             clear_row(p, first + row, head);
         return;

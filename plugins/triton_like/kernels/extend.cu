@@ -2,25 +2,25 @@
  *
  * extend.cu: many queries of a sequence against the prefix in the cache and the new tokens.
  *
- * Block (x, y) does a tile of rows of one sequence for KV head y; row r is query r / GQA of query
- * head r % GQA of that KV head, so that grouped heads share each K and V that is read. The grid is
- * an upper bound made of num_tokens and num_seqs; a block finds its sequence from q_indptr, and the
+ * Block (x, y) computes a tile of rows of one sequence for KV head y. Row r is query r / GQA of
+ * query head r % GQA of that KV head, so that grouped heads share each K and V that is read. The
+ * grid is an upper bound from num_tokens and num_seqs. A block finds its sequence from q_indptr;
  * blocks left over clear rows of no sequence.
  *
- * Four warps, 16 * ROW_TILES rows each; of rows of more than 256 columns, as many teams of two warps
- * as shared memory allows (common.cuh, Teams). Keys come in tiles of KEY_TILE through two stages of shared
- * memory: while a tile is worked on the next is on its way, and the places of the one after it are
- * looked up. An fp8 cache is widened tile by tile; new tokens follow in a run of their own, as they
- * were given.
+ * Four warps have 16 * ROW_TILES rows each. If rows have more than 256 columns, there are as many
+ * teams of two warps as shared memory allows (common.cuh, Teams). Keys come in tiles of KEY_TILE
+ * through two stages of shared memory: while a tile is computed, the next is in flight, and the
+ * places of the one after it are looked up. An fp8 cache is widened tile by tile. New tokens follow
+ * in a run of their own, not quantised.
  */
 #include "common.cuh"
 
 #define THREADS    (EXTEND_WARPS * 32)
 #define BLOCK_ROWS (EXTEND_WARPS / TEAM * 16 * ROW_TILES)
 
-/* Dynamic shared memory: queries; the two stages, with an fp8 cache two of codes and one widened
- * tile in the same place; the places of two tiles, and what the index has for a third; the scores
- * that a team's warps add up. */
+/* Dynamic shared memory: queries; two stages (with an fp8 cache two stages of codes and a widened
+ * tile); the places of two tiles, and the index entries of a third; the scores that a team's warps
+ * add. */
 #define Q_BYTES     (BLOCK_ROWS * K_STRIDE)
 #define STAGE_BYTES (KEY_TILE * (K_STRIDE + V_STRIDE))
 #define CODE_BYTES  (KEY_TILE * (K_CODES + V_CODES))
@@ -30,19 +30,19 @@
 static_assert(Q_BYTES + TILES_BYTES + PLACE_BYTES + SCORE_BYTES == EXTEND_SHARED,
               "the plugin and the kernel disagree");
 
-/* What a row sees is kept where every score asks for it, else found again at the few tiles that are
- * not seen whole: registers are short. Scores are scaled within the exponential where nothing else
- * is done to them. */
+/* Row views are kept if every score needs them. Otherwise they are computed again for the few tiles
+ * that are partly visible, as registers are scarce. If scores need no other change, the exponential
+ * applies the scale. */
 #define KEEP_VIEWS  (CUSTOM_MASK || HAS_ALIBI)
 #define SCALE_LATER (!CUSTOM_MASK && !HAS_ALIBI && !HAS_CAP && SM_SCALE > 0)
 
-/* Probabilities are worked with times 2^LIFT where they become f16, which has few small numbers. */
+/* In f16, which has few small numbers, probabilities are multiplied by 2^LIFT. */
 #define LIFT   (Q_DTYPE == DTYPE_F16 ? 15 : 0)
 #define UNLIFT (1.0f / (1 << LIFT))
 
 /* ---- Work ------------------------------------------------------------------------------------ */
 
-/* The tile of block x; `tile` < 0: none, and `spare` counts the blocks left over. */
+/* Find the tile of block x. `tile` < 0: none, and `spare` counts the blocks left over. */
 __device__ __forceinline__ void find_tile(const kernel_params &p, int &s, int &tile, int &spare)
 {
     work_search at = {0, 0};
@@ -54,11 +54,11 @@ __device__ __forceinline__ void find_tile(const kernel_params &p, int &s, int &t
     tile = -1;
     if (!work_find_piece(&at, first_split_seq(p), block, count, &s, &piece))
         spare = block - at.before;
-    else /* the last rows of a causal sequence see most: they go first */
+    else /* the last rows of a causal sequence see most keys: they go first */
         tile = count(s) - 1 - piece;
 }
 
-/* Rows after the last sequence are padding, whose output has to be finite. */
+/* Clear rows after the last sequence: padding needs a finite output. */
 __device__ void clear_padding(const kernel_params &p, int spare)
 {
     int first = p.batch.q_indptr[index_num_seqs(&p.batch)],
@@ -73,7 +73,7 @@ struct work {
     index_sequence q;
     int s, head;
     int row0, rows;     /* first row of the tile; rows of the sequence */
-    int lo, hi;         /* keys that a row sees */
+    int lo, hi;         /* keys that some row sees */
     int all_lo, all_hi; /* keys that every row sees */
 };
 
@@ -106,9 +106,9 @@ __device__ __forceinline__ void view_row(const kernel_params &p, const work &w, 
 
 /* ---- Tiles of keys --------------------------------------------------------------------------- */
 
-/* Keys [begin, end) in tiles, all of the cache or all not quantised. */
+/* Keys [begin, end) in tiles, either all cached or all new. */
 struct run {
-    int begin, end, tiles; /* not empty */
+    int begin, end, tiles; /* never empty */
 };
 
 __device__ __forceinline__ run make_run(int begin, int end)
@@ -117,13 +117,13 @@ __device__ __forceinline__ run make_run(int begin, int end)
     return r;
 }
 
-/* Key i of tile n. Those after the end are read as the last one, and then not seen. */
+/* Key i of tile n. Places after the last key repeat it, and are hidden later. */
 __device__ __forceinline__ int tile_key(const run &r, int n, int i)
 {
     return min(r.begin + n * KEY_TILE + i, r.end - 1);
 }
 
-/* Start to look up tile n: the index's entries of its keys, each by the thread that needs it. */
+/* Start to look up tile n: each thread loads the index entries of the keys that it needs. */
 __device__ __forceinline__ void start_lookup(const kernel_params &p, const work &w, const run &r,
                                              int n, int *entries)
 {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void start_lookup(const kernel_params &p, const work 
         copy4(shared_address(entries + thread), entry);
 }
 
-/* The entries are there: where the keys lie. */
+/* The entries have arrived: compute the places of the keys. */
 __device__ __forceinline__ void finish_lookup(const kernel_params &p, const work &w, const run &r,
                                               int n, const int *entries, index_place *places)
 {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void finish_lookup(const kernel_params &p, const work
             find_key(p, w.q, w.head, tile_key(r, n, thread), entries[thread]);
 }
 
-/* Start the copy of a tile of keys and values of `size` bytes an element. */
+/* Start to copy a tile of keys and values of `size` bytes per element. */
 template <int size>
 __device__ __forceinline__ void load_tile(const index_place *places, char *k, bool vectors)
 {
@@ -170,8 +170,8 @@ __device__ __forceinline__ void load_tile(const index_place *places, char *k, bo
     }
 }
 
-/* Rows of fp8 codes to rows of Q_DTYPE. All is read before anything is written, or each step would
- * wait for the one before. */
+/* Convert rows of fp8 codes to rows of Q_DTYPE. All loads come before the first store, or each step
+ * would wait for the one before. */
 template <int dim, int from_stride, int to_stride>
 __device__ __forceinline__ void widen_rows(char *to, const char *from)
 {
@@ -232,7 +232,7 @@ __device__ __forceinline__ void begin_sums(const kernel_params &p, const work &w
     }
 }
 
-/* score[m][j]: products of row tile m with keys 8j to 8j + 7, of the warp's columns. */
+/* score[m][j]: products of row tile m with keys 8j to 8j + 7, over the warp's columns. */
 __device__ __forceinline__ void score_keys(const char *q_rows, const char *k, scores &score)
 {
     int lane = (int)threadIdx.x % 32, column = slice_of() * HEAD_SLICE * 2;
@@ -259,8 +259,8 @@ __device__ __forceinline__ void score_keys(const char *q_rows, const char *k, sc
     }
 }
 
-/* Products of keys [begin, end) become logits, -inf where a key is not seen. Bits of what any of
- * this lane's rows sees, as seen_by_any() has them. */
+/* Products of keys [begin, end) become logits, -inf where a key is hidden. Returns bits of the keys
+ * that this lane's rows see, as for seen_by_any(). */
 __device__ __forceinline__ u32 finish_scores(const kernel_params &p, const work &w,
                                              const sums &state, int begin, int end, bool check,
                                              scores &score)
@@ -291,8 +291,8 @@ __device__ __forceinline__ u32 finish_scores(const kernel_params &p, const work 
     return any;
 }
 
-/* Logits, still to be scaled by `scale`, become probabilities by the largest one so far; what was
- * summed up follows it. */
+/* Logits, yet to be scaled by `scale`, become probabilities relative to the largest one so far, and
+ * earlier sums are rescaled to it. */
 __device__ __forceinline__ void weigh_keys(float scale, scores &score, sums &state)
 {
 #pragma unroll
@@ -316,7 +316,7 @@ __device__ __forceinline__ void weigh_keys(float scale, scores &score, sums &sta
                     total += score[m][j][e];
                 }
             state.sum[m][h] = state.sum[m][h] * shrink + total;
-            if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
+            if (__any_sync(~0u, grown)) { /* else shrink is 1, or there are no sums yet */
 #pragma unroll
                 for (int d = 0; d < V_SLICE / 8; d++) {
                     state.out[m][d][h * 2] *= shrink;
@@ -326,7 +326,7 @@ __device__ __forceinline__ void weigh_keys(float scale, scores &score, sums &sta
         }
 }
 
-/* out += probabilities x values, the probabilities in one or two parts of 16 bits. */
+/* out += probabilities x values, with probabilities in one or two parts of 16 bits. */
 __device__ __forceinline__ void add_values(const scores &score, const char *v, u32 seen,
                                            sums &state)
 {
@@ -370,7 +370,7 @@ __device__ __forceinline__ void add_values(const scores &score, const char *v, u
     }
 }
 
-/* Keys [begin, end) of a tile, which lies at `k` and after it. */
+/* Process keys [begin, end) of a tile, whose keys are at `k`, followed by its values. */
 __device__ __forceinline__ void attend_tile(const kernel_params &p, const work &w, char *q_rows,
                                             char *k, int begin, int end, float factor, sums &state)
 {
@@ -405,8 +405,8 @@ __device__ __forceinline__ void attend_tile(const kernel_params &p, const work &
 
 /* ---- A run of tiles -------------------------------------------------------------------------- */
 
-/* While tile n is worked on, n + 1 is on its way and n + 2 is looked up. `factor`: of products that
- * are to be logits. */
+/* While tile n is computed, n + 1 is in flight and n + 2 is looked up. `factor` turns products into
+ * logits. */
 template <int size>
 __device__ __forceinline__ void attend_run(const kernel_params &p, const work &w, const run &r,
                                            bool vectors, float factor, char *shared, sums &state)
@@ -419,7 +419,7 @@ __device__ __forceinline__ void attend_run(const kernel_params &p, const work &w
     copy_commit();
     copy_wait<0>();
     finish_lookup(p, w, r, 0, entries, places);
-    __syncthreads(); /* nor is a run before this one still at work in the stages */
+    __syncthreads(); /* the stages may still be in use by the previous run */
     load_tile<size>(places, stages, vectors);
     start_lookup(p, w, r, 1, entries);
     copy_commit();
@@ -445,7 +445,7 @@ __device__ __forceinline__ void attend_run(const kernel_params &p, const work &w
     copy_wait<0>();
 }
 
-/* All keys of the cache, then the new tokens; what is not fp8 needs no such border. */
+/* Process all cached keys, then the new tokens. Without fp8 both form one run. */
 __device__ __forceinline__ void attend(const kernel_params &p, const work &w, char *shared,
                                        sums &state)
 {
@@ -532,7 +532,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     copy_commit();
     begin_sums(p, w, state);
     attend(p, w, shared, state);
-    copy_wait<0>(); /* the queries, if there was no key */
+    copy_wait<0>(); /* wait for the queries if there was no key */
 #pragma unroll
     for (int m = 0; m < ROW_TILES; m++)
 #pragma unroll

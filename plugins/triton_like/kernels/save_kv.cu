@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * save_kv.cu: new keys and values into the cache, at the slots of out_cache_loc.
+ * save_kv.cu: writes new keys and values to the cache, at the slots of out_cache_loc.
  *
  * Block (x, y) writes the rows first + x, first + x + gridDim.x ... of KV head y. Rows are those of
- * the sequences of the batch. save_kv.cuh says what is written.
+ * the sequences of the batch. save_kv.cuh defines what is written.
  */
 #include "common.cuh"
 #include "plugins/common/cuda/save_kv.cuh"

@@ -13,9 +13,9 @@
 #define SPLITS_INLINE static inline
 #endif
 
-/* Keys between two places where a split may begin. */
+/* A split begins at a multiple of this many keys. */
 #define SPLIT_ALIGN 64
-/* The most that can be asked for. */
+/* The upper limit of the option. */
 #define MAX_SPLITS 128
 
 /* Splits of `len` keys: one up to `tile` keys, then one for each tile, at most `max`. */
@@ -34,7 +34,7 @@ SPLITS_INLINE unsigned splits_stride(int len, int count)
     return (each + SPLIT_ALIGN - 1) / SPLIT_ALIGN * SPLIT_ALIGN;
 }
 
-/* Those of `count` splits that have keys; without any key there is one. */
+/* How many of `count` splits have keys; without any key there is one. */
 SPLITS_INLINE int splits_used(int len, int count)
 {
     unsigned stride = splits_stride(len, count);
