@@ -68,8 +68,8 @@ PORTABLE int mask_has_items(const mask_rule *rule, const call_batch *b)
     return rule->items && b->item_prefix_lens;
 }
 
-/* The keys of other items that query t of sequence s, in an item, does not see: from the prefix's
- * end to *first, its item's first key. *first is 0 for a query of the prefix, which sees all keys
+/* Query t of sequence s, in an item, does not see the keys of other items: those from the prefix's
+ * end to *first, its item's first key. Returns 0 for a query of the prefix, which sees all keys
  * before it. */
 PORTABLE int mask_find_item(const call_batch *b, const index_sequence *q, int s, int t, int *first)
 {

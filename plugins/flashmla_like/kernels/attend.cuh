@@ -65,7 +65,7 @@ template <int N> DEVICE void feed(const mla_call &c, const mla_shared<N> &m)
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
-/* 16 bytes of each panel of a row, which is row n of the block; of one that is not there, zeros. */
+/* Load 16 bytes of each panel of row n of the block; zeros if the row does not exist. */
 template <int N>
 DEVICE void load_query(const mla_call &c, const index_sequence &q, const mla_shared<N> &m, int row,
                        int n, int piece, bool aligned)
@@ -91,7 +91,7 @@ DEVICE void load_query(const mla_call &c, const index_sequence &q, const mla_sha
     }
 }
 
-/* Keys that the rows see, and the queries. */
+/* Load the queries, and the ranges of keys that their rows see. */
 template <int N, int threads = GROUP_THREADS>
 DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                          const mla_shared<N> &m, int thread)
@@ -107,7 +107,7 @@ DEVICE void load_queries(const mla_call &c, const mla_walk &w, const index_seque
     named_sync(1, threads);
 }
 
-/* What a thread has of its N / 4 columns: 8 i + lane % 4 * 2 + e is column 2 i + e of them. */
+/* A thread's part of N / 4 columns: its column 2 i + e is 8 i + lane % 4 * 2 + e. */
 template <int N> struct mla_columns {
     float top[N / 4], sum[N / 4];
 };
@@ -140,7 +140,7 @@ template <int N> DEVICE void scores(float (&s)[N / 2], const mla_shared<N> &m, u
     wgmma_arrived(s);
 }
 
-/* Hide what rows do not see; `j` is the key of s[0]. */
+/* Hide keys that rows do not see; `j` is the key of s[0]. */
 template <int N> DEVICE void hide(float (&s)[N / 2], const mla_shared<N> &m, int j, int lane)
 {
 #pragma unroll
@@ -176,7 +176,7 @@ DEVICE void exchange_max(float (&top)[N / 4], const mla_shared<N> &m, int warp, 
         }
 }
 
-/* Two or four 8 x 8 matrices of tokens by queries into rows of queries. */
+/* Store two or four 8 x 8 matrices of tokens by queries as rows of queries. */
 template <int N, bool is_f16 = false>
 DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane)
 {
@@ -203,7 +203,8 @@ DEVICE void store_turned(unsigned p, const float (&s)[N / 2], int warp, int lane
     }
 }
 
-/* Probabilities of a tile in `s`, and what outputs so far are to be multiplied by in `factor`. */
+/* The probabilities of a tile, in `s`, and the factor that rescales earlier outputs, in
+ * `factor`. */
 template <int N, int warps = 4>
 DEVICE void softmax(float (&s)[N / 2], mla_columns<N> &columns, float (&factor)[N / 4],
                     const mla_shared<N> &m, int warp, int lane)
@@ -239,14 +240,16 @@ DEVICE void store_factors(const float (&factor)[N / 4], const mla_shared<N> &m, 
                 make_float2(factor[2 * i], factor[2 * i + 1]);
 }
 
-/* The column that a lane of warp 0 finishes, one of those that lanes of its number modulo 4 have; N lanes have one. */
+/* The column that a lane of warp 0 finishes, one of those that lanes with the same number modulo 4
+ * hold. N lanes finish one each. */
 DEVICE int finish_column(int lane)
 {
     return lane / 8 * 8 + lane % 4 * 2 + lane / 4 % 2;
 }
 
-/* Add up the columns' sums over all warps, take the sink in, and write the LSE. Returns what sums of values are to be
- * multiplied by, in the lane of warp 0 that finishes a column: code for each column would come from memory. */
+/* Add the columns' sums over all warps, include the sink, and write the LSE. Returns the final
+ * factor of the sums of values, in the lane of warp 0 that finishes the column: code for each
+ * column would have to come from memory. */
 template <int N, int warps = 4>
 DEVICE float finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
                     mla_columns<N> &columns, const mla_shared<N> &m, int warp, int lane)
@@ -287,7 +290,7 @@ DEVICE float finish(const mla_call &c, const mla_walk &w, const index_sequence &
     return factor;
 }
 
-/* The last factors, from the lanes that finish() left them in. */
+/* Store the final factors, from the lanes in which finish() left them. */
 template <int N> DEVICE void store_last(float factor, const mla_shared<N> &m, int warp, int lane)
 {
     if (warp == 0 && lane < N)
@@ -401,8 +404,8 @@ template <int N> DEVICE void multiply(mla_sums<N> &o, const mla_shared<N> &m, in
         }
 }
 
-/* Multiplied by the last factors, which are 0 for rows without weights: infinite values become NaN there, and a row is 0
- * (MEAN-14). Of latents in fp8 no value is infinite. */
+/* Apply the final factors. They are 0 for rows without weights, whose infinite values would become
+ * NaN: such a row is set to 0 (MEAN-14). Latents in fp8 have no infinite values. */
 template <int N> DEVICE void clear_lost(mla_sums<N> &o, const mla_shared<N> &m, int lane)
 {
 #pragma unroll
@@ -446,8 +449,8 @@ DEVICE void store_wide(const mla_call &c, const mla_walk &w, const index_sequenc
         }
 }
 
-/* Outputs of whole units in bf16: 8 x 8 matrices are turned, so that a lane has two dimensions of a
- * row. */
+/* Outputs of whole units in bf16: 8 x 8 matrices are transposed, so that a lane has two dimensions
+ * of a row. */
 template <int N>
 DEVICE void store_outputs(const mla_call &c, const mla_walk &w, const index_sequence &q,
                           const mla_sums<N> &o, int d0, int lane)
@@ -532,8 +535,8 @@ template <int N> DEVICE void add_up(const mla_call &c, const mla_shared<N> &m)
 
 /* ---- Kernel ---------------------------------------------------------------------------------- */
 
-/* What the warpgroups of a kernel of N rows do, and how many registers they have: attend_rows.cuh
- * has others for 64 rows, attend_codes.cuh for e4m3. */
+/* The roles and registers of the warpgroups of a kernel of N rows. attend_rows.cuh has others for
+ * 64 rows, attend_codes.cuh for e4m3. */
 template <int N> struct mla_roles {
     static constexpr int rows = N, stages = MLA_STAGES, feeding = 56, scoring = 104;
     static constexpr int adding = N < 32 ? 112 : 176;
@@ -543,8 +546,8 @@ template <int N> struct mla_roles {
     MLA_ROLES(shared_find<N>(memory), ::feed<N>(c, m), ::score<N>(c, m), ::add_up<N>(c, m))
 };
 
-/* The launch bound: where it is more threads than there are, registers are left over for blocks of mla_merge, of this
- * call and of the one before, beside a block. */
+/* The launch bound. If it exceeds the number of threads, registers remain for blocks of mla_merge,
+ * of this call and of the previous one, beside a block. */
 #define MLA_ATTEND_BOUND(N) ((N) < 32 ? 640 : MLA_THREADS)
 
 #define MLA_ATTEND(N) MLA_KERNEL(mla_attend_##N, MLA_ATTEND_BOUND(N), mla_roles<N>)

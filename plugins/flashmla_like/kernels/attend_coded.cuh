@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_coded.cuh: 64 query rows of e4m3 over tiles of 64 latents of e4m3. Both are multiplied as they lie; values are
- * widened in registers, as in attend_codes.cuh, with dimensions as rows and 64 queries as columns:
+ * attend_coded.cuh: 64 query rows of e4m3 over tiles of 64 latents of e4m3. Scores are products of
+ * the codes as they lie. Values are widened in registers, as in attend_codes.cuh, with dimensions as
+ * rows and 64 queries as columns:
  *
  *   S[64 x 64]   = Q K^T               18 products of codes
  *   O^T[512 x N] += V^T[512 x 64] P^T  32 products of fp16
  *
- * No tile is widened in shared memory, so that there is room for four. With fewer rows the rest of the 64 are zeros.
+ * No tile is widened in shared memory, so there is room for four. With fewer query rows the rest of
+ * the 64 are zeros.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_CODED_CUH
 #define FLASHMLA_LIKE_ATTEND_CODED_CUH
@@ -14,11 +16,11 @@
 #include "plugins/flashmla_like/kernels/attend_rows.cuh"
 
 #define CODED_STEPS  (MLA_DIM / 32) /* products of codes */
-#define CODED_HELD   4              /* of those the last ones have queries in registers */
+#define CODED_HELD   4              /* the last of these have queries in registers */
 #define CODED_SCORES (MLA_TILE / 2) /* of a thread */
-#define CODED_AHEAD  2              /* pairs of products with values that may be under way */
+#define CODED_AHEAD  2              /* pairs of products with values in flight */
 
-/* The same tile for loaders of few registers. */
+/* The same tile for loaders with few registers. */
 struct coded_tile : codes_tile {
     static constexpr int unrolled = 1;
 };
@@ -46,7 +48,7 @@ DEVICE mla_shared<ROWS> coded_find(unsigned char *memory)
 
 typedef unsigned coded_held[CODED_HELD][4];
 
-/* Half of row n of the block, every other 16 codes of it; of one that is not there, zeros. */
+/* Load half of row n of the block, every other 16 codes; zeros if the row does not exist. */
 template <bool aligned>
 DEVICE void coded_load_query(const mla_call &c, const index_sequence &q, unsigned to, int row,
                              int n, int half)
@@ -68,7 +70,7 @@ DEVICE void coded_load_query(const mla_call &c, const index_sequence &q, unsigne
                    aligned);
 }
 
-/* Queries as panels of codes, and the keys that rows see. */
+/* Load queries as panels of codes, and the ranges of keys that rows see. */
 DEVICE void coded_load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                                const mask_rule &rule, const mla_shared<ROWS> &m)
 {
@@ -120,7 +122,7 @@ DEVICE void coded_multiply_steps(float (&s)[CODED_SCORES], const coded_held &hel
     wgmma_arrived(s);
 }
 
-/* `ratio`: of the scale of q_nope to that of q_pe, the one that is applied to all sums after. */
+/* `ratio`: the scale of q_nope divided by that of q_pe. The caller applies that of q_pe to sums. */
 DEVICE void coded_scores(float (&s)[CODED_SCORES], const coded_held &held,
                          const mla_shared<ROWS> &m, unsigned tile, float ratio)
 {
@@ -197,7 +199,7 @@ DEVICE void coded_score(const mla_call &c, const mla_shared<ROWS> &m)
         rows_finish(c, w, q, rows, to, 1 / ROWS_P_SCALE, cache_scale, warp, lane);
         barrier_arrive(to.p_full);
         part.advance();
-        named_sync(1, GROUP_THREADS); /* all have used the queries */
+        named_sync(1, GROUP_THREADS); /* no warp needs the queries any more */
     }
 }
 
@@ -233,7 +235,7 @@ DEVICE void coded_multiply(mla_sums<ROWS> &o, const mla_shared<ROWS> &m, int lan
     }
 }
 
-/* A tile's values: two products at a time, the next two converted while these are under way. */
+/* Multiply a tile's values: two products at a time, while the next two are converted. */
 template <class wait>
 DEVICE void coded_add(mla_sums<ROWS> &o, unsigned p, const codes_lane &mine, unsigned tile,
                       unsigned empty, int add, const wait &ready)

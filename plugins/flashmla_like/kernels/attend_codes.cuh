@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * attend_codes.cuh: N query rows, at most 32, over tiles of 64 latents of e4m3 with one scale. The
- * products are those of attend.cuh, tokens or dimensions as rows, in fp16, which holds each code
+ * products are those of attend.cuh, with tokens or dimensions as rows, in fp16, which holds each code
  * exactly. No tile is widened in shared memory: the warps that multiply load codes as they lie, 8
  * bytes a lane, and convert them into the registers of the product's first operand.
  *
  *   S^T[64 x N]  = K[64 x 576] Q^T      a lane's 8 codes of a token: two products of 16
  *   O^T[512 x N] += V^T[512 x 64] P^T   its 8 dimensions of four tokens: four products of 16 tokens
  *
- * Queries are not rounded: each row is multiplied by the power of two that brings its
- * largest element just below 2^15, where elements down to 2^-32 of it stay exact. Probabilities are
- * stored times 2^15, so that fp16 holds those down to 2^-29 to its full precision.
+ * Queries are not rounded: each row is multiplied by the power of two that brings its largest element
+ * just below 2^15. Elements down to 2^-32 of it stay exact. Probabilities are stored times 2^15, so
+ * fp16 holds those down to 2^-29 with its full precision.
  *
- * Queries of e4m3 are multiplied with the tile's codes, both in shared memory as they lie: 18 products of 32.
+ * Queries of e4m3 are multiplied with the tile's codes, both in shared memory as they lie: 18
+ * products of 32.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_CODES_CUH
 #define FLASHMLA_LIKE_ATTEND_CODES_CUH
 
 #include "plugins/flashmla_like/kernels/attend.cuh"
 
-#define CODES_BLOCKS (MLA_DIM / 32)         /* of 32 codes: what the lanes of a row load at once */
+#define CODES_BLOCKS (MLA_DIM / 32)         /* of 32 codes, which the lanes of a row load at once */
 #define CODES_PANEL  (MLA_TILE * ROW_BYTES) /* bytes of 128 codes of a tile */
 #define P_SCALE      32768.0f
 
@@ -44,8 +45,9 @@ template <int N> DEVICE mla_shared<N> codes_find(unsigned char *memory)
     return m;
 }
 
-/* Where loaders put codes: a tile of so many rows, and a piece of 16 codes of one of them; `next`: how far apart pieces
- * are that are 128 codes apart. This one has panels of the 128-byte swizzle, as boxes of the copy engine leave them. */
+/* The layout of codes in a tile, for loaders: the number of rows, the place of a piece of 16 codes
+ * of a row, and the distance `next` of pieces that are 128 codes apart. This one has panels of the
+ * 128-byte swizzle, as boxes of the copy engine have. */
 struct codes_tile {
     static constexpr int rows = MLA_TILE, next = CODES_PANEL, unrolled = 4;
 
@@ -63,7 +65,7 @@ DEVICE unsigned widen_pair(unsigned short codes)
     return pair;
 }
 
-/* The first two of four, and the last two: taken as a half of the word these need no shift. */
+/* The first two codes of four, and the last two. Named as a half of the word they need no shift. */
 DEVICE unsigned widen_low(unsigned codes)
 {
     unsigned pair;
@@ -101,11 +103,11 @@ DEVICE float codes_scale(const mla_call &c)
     return c.operands.k_scale_device ? *c.operands.k_scale_device : c.operands.k_scales[0];
 }
 
-/* A lane's row of a warp's 16 of a tile. */
+/* The source of a lane's row, one of its warp's 16 of a tile. */
 struct codes_source {
     const char *row, *k_pe;
-    int bytes; /* 16, or 0: zeros */
-    int fresh; /* 1: a new latent, c_kv in `row`, which is quantised here */
+    int bytes; /* 16, or 0 for zeros */
+    int fresh; /* 1: a new latent, whose c_kv `row` points to; it is quantised here */
 };
 
 DEVICE codes_source codes_find_source(const mla_call &c, const index_sequence &q, int lo, int hi,
@@ -115,7 +117,7 @@ DEVICE codes_source codes_find_source(const mla_call &c, const index_sequence &q
     return codes_source{at.c_kv, at.k_pe, at.bytes, at.bytes && j >= q.first_new};
 }
 
-/* 16 bytes, or zeros, at any address where not `aligned`. */
+/* Copy 16 bytes, or zeros; from any address unless `aligned`. */
 DEVICE void codes_copy(unsigned to, const char *from, int bytes, bool aligned)
 {
     if (aligned) {
@@ -129,7 +131,7 @@ DEVICE void codes_copy(unsigned to, const char *from, int bytes, bool aligned)
     shared_store(to, make_uint4(words[0], words[1], words[2], words[3]));
 }
 
-/* A lane's new latent is on its way into L1 from here on: what quantises it loads it piece by piece. */
+/* Start to fetch a lane's new latent to L1, before it is loaded piece by piece to be quantised. */
 DEVICE void codes_fetch(const char *c_kv, int lora)
 {
 #pragma unroll 1
@@ -137,7 +139,7 @@ DEVICE void codes_fetch(const char *c_kv, int lora)
         asm volatile("prefetch.global.L1 [%0];" ::"l"(c_kv + d * 2));
 }
 
-/* codes_find_source() of a tile whose turn is not come yet. */
+/* codes_find_source() for a tile before its turn. */
 DEVICE codes_source codes_find_early(const mla_call &c, const index_sequence &q, int lo, int hi,
                                      int j, int entry)
 {
@@ -147,7 +149,7 @@ DEVICE codes_source codes_find_early(const mla_call &c, const index_sequence &q,
     return from;
 }
 
-/* A new latent as the cache would hold it, by a warp. */
+/* Store a new latent as the cache would hold it, by a warp. */
 template <class to>
 DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char *c_kv,
                            const char *k_pe, float scale, int lane)
@@ -167,7 +169,7 @@ DEVICE void codes_quantise(const mla_call &c, unsigned tile, int row, const char
     }
 }
 
-/* Eight lanes copy 128 bytes of a row at a time, four rows side by side; not of new latents. */
+/* Eight lanes copy 128 bytes of a row at a time, four rows side by side; except new latents. */
 template <class to>
 DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
                             int lane)
@@ -192,7 +194,7 @@ DEVICE void codes_load_tile(const mla_call &c, const codes_source &mine, unsigne
     }
 }
 
-/* The same where addresses are no multiples of 16. */
+/* The same for addresses that are not multiples of 16. */
 template <class to>
 DEVICE void codes_load_slow(const mla_call &c, const codes_source &mine, unsigned tile, int warp,
                             int lane)
@@ -223,7 +225,7 @@ DEVICE void codes_load_fresh(const mla_call &c, const codes_source &mine, unsign
     }
 }
 
-/* A warp's rows of a tile, which arrive at `full`. */
+/* Load a warp's rows of a tile; `full` counts their arrival. */
 template <class to>
 DEVICE void codes_load(const mla_call &c, const codes_source &mine, unsigned tile, unsigned full,
                        float scale, int warp, int lane)
@@ -242,7 +244,7 @@ DEVICE void codes_load(const mla_call &c, const codes_source &mine, unsigned til
     barrier_arrive(full);
 }
 
-/* Tiles of rows that `to` places, `bytes` each, at m.tiles. */
+/* Load tiles with the layout `to`, `bytes` each, to m.tiles. */
 template <int N, class to, int stages, int bytes>
 DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
 {
@@ -259,7 +261,7 @@ DEVICE void codes_feed(const mla_call &c, const mla_shared<N> &m)
     copy_wait();
 }
 
-/* 16 latents of a page, by one thread: a box of each panel. */
+/* Load 16 latents of a page, by one thread: a box for each panel. */
 DEVICE void codes_load_boxes(const mla_call &c, unsigned to, unsigned full, int token, int page)
 {
 #pragma unroll
@@ -268,7 +270,7 @@ DEVICE void codes_load_boxes(const mla_call &c, unsigned to, unsigned full, int 
                        codes_policy(c));
 }
 
-/* Lane 31 of each warp has the first key of a box, the others a row each. */
+/* Lane 31 of each warp has the first key of a box, each other lane a row. */
 template <int N, int stages, class to>
 DEVICE void codes_feed_boxes(const mla_call &c, const mla_shared<N> &m)
 {
@@ -329,17 +331,17 @@ DEVICE unsigned bf16_pair_to_f16(unsigned pair, float scale)
     return pack_pair<true>(bits_f32(pair << 16) * scale, bits_f32(pair & 0xffff0000u) * scale);
 }
 
-/* The power of two, as an exponent, that brings a row whose largest finite element has these bits
+/* The exponent of the power of two that brings a row whose largest finite element has these bits
  * just below 2^15. */
 DEVICE int query_exponent(int top)
 {
     return top == 0 ? 0 : int_min(141 - top / 128, 126);
 }
 
-/* The first `blocks` blocks of queries, which load_queries() left in bf16, in fp16, in the order in which lanes load
- * codes, by `threads` threads; q_scale: what products of them are multiplied by. Of a
- * block of 32 elements lane t of four loads 8 t and following; the k-th pair of them belongs to
- * product k / 2, in which it is pair t (k even) or 4 + t. */
+/* Convert the first `blocks` blocks of queries, which load_queries() left in bf16, to fp16 in the
+ * order in which lanes load codes, by `threads` threads. q_scale: the factor of their products.
+ * Lane t of four has elements 8 t and following of a block of 32; its k-th pair belongs to product
+ * k / 2, in which it is pair t (k even) or 4 + t. */
 template <int N, int blocks, int threads>
 DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
 {
@@ -385,13 +387,13 @@ DEVICE void convert_queries(const mla_shared<N> &m, float scale, int thread)
     named_sync(1, threads);
 }
 
-/* Some blocks' codes of a lane's two tokens. */
+/* A lane's codes of some blocks, of its two tokens. */
 template <int blocks> struct codes_chunk {
     uint2 x[blocks][2];
 };
 
-/* `at`: where block 0 is in the lane's first token. The swizzle puts block k of a panel into block k ^ x, whatever x
- * is for the token. */
+/* `at`: the place of block 0 of the lane's first token. The swizzle puts block k of a panel in the
+ * place of block k ^ x, with the same x for both tokens of a lane. */
 template <int blocks> DEVICE void codes_load_chunk(codes_chunk<blocks> &k, unsigned at, int first)
 {
 #pragma unroll
@@ -450,8 +452,8 @@ DEVICE void codes_multiply(float (&s)[N / 2], const mla_shared<N> &m, unsigned t
     wgmma_arrived(s);
 }
 
-/* Scores of queries of e4m3. `ratio`: of the scale of q_nope to that of q_pe, the one that is applied to all sums
- * after. */
+/* Scores of queries of e4m3. `ratio`: the scale of q_nope divided by that of q_pe. The caller
+ * applies that of q_pe to sums. */
 template <int N>
 DEVICE void codes_scores_coded(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile,
                                unsigned empty, float ratio)
@@ -469,8 +471,8 @@ DEVICE void codes_scores_coded(float (&s)[N / 2], const mla_shared<N> &m, unsign
     release(empty);
 }
 
-/* Codes of one chunk are converted while those of the chunk before are multiplied. The tile is
- * given back once all are loaded. */
+/* Convert the codes of one chunk while those of the previous chunk are multiplied. The tile is
+ * released when all are loaded. */
 template <int N>
 DEVICE void codes_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile, unsigned empty,
                          int warp, int lane)
@@ -514,7 +516,7 @@ template <int N> DEVICE void codes_rescale(float (&s)[N / 2], const mla_shared<N
     }
 }
 
-/* The scores of a tile that is not of this range. */
+/* The scores of a tile that is beyond this range. */
 template <int N> DEVICE void codes_none(float (&s)[N / 2])
 {
 #pragma unroll
@@ -522,19 +524,19 @@ template <int N> DEVICE void codes_none(float (&s)[N / 2])
         s[i] = SOFTMAX_EMPTY;
 }
 
-/* What codes of q_nope and of q_pe stand for. */
+/* The scales of q_nope and of q_pe. */
 DEVICE float2 coded_query_scales(const mla_call &c)
 {
     return make_float2(c.q_scale_device ? *c.q_scale_device : c.q_scale,
                        c.q_pe_scale_device ? *c.q_pe_scale_device : c.q_pe_scale);
 }
 
-/* Queries of e4m3 as panels of codes, and the keys that rows see. */
+/* Load queries of e4m3 as panels of codes, and the ranges of keys that rows see. */
 template <int N, int threads>
 DEVICE void codes_load_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                                const mla_shared<N> &m, float scale, int thread)
 {
-    constexpr int step = threads / N; /* threads of a row */
+    constexpr int step = threads / N; /* threads per row */
     const bool aligned = c.operands.aligned & CALL_ALIGNED_Q;
     const int n = thread / step, row = first_row<N>(c, w) + n, there = row < q.q_len * c.heads;
     const row_place at = row_find(c, q, there ? row : 0);
@@ -634,12 +636,12 @@ template <int N, bool coded> DEVICE void codes_score(const mla_call &c, const ml
 
 /* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
 
-/* 8 dimensions of four tokens: 2 t and 2 t + 1 of the first 8 of 16, and of the second 8. */
+/* Eight dimensions of four tokens of 16: 2 t and 2 t + 1 of the first eight, and of the second. */
 struct codes_values {
     uint2 x[4];
 };
 
-/* Where a lane's eight dimensions of tokens 2 t and 2 t + 1 are in a tile. */
+/* The place of a lane's eight dimensions of tokens 2 t and 2 t + 1 in a tile. */
 struct codes_lane {
     unsigned even, odd;
 
@@ -648,7 +650,7 @@ struct codes_lane {
         even = codes_tile::place(lane % 4 * 2, d0 / 16) + d0 % 16;
         odd = codes_tile::place(lane % 4 * 2 + 1, d0 / 16) + d0 % 16;
     }
-    /* of 16 tokens */
+    /* `tokens`: the first of 16 tokens */
     DEVICE_MEMBER codes_values load(unsigned tile, int tokens) const
     {
         codes_values v;
@@ -659,7 +661,8 @@ struct codes_lane {
     }
 };
 
-/* Two products, 2 `half` and the next, whose rows are four of the lane's dimensions. */
+/* Convert the operands of two products, 2 `half` and the next, whose rows are four of the lane's
+ * dimensions. */
 DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4])
 {
 #pragma unroll
@@ -675,8 +678,8 @@ DEVICE void codes_widen_values(const codes_values &v, int half, unsigned (*a)[4]
     }
 }
 
-/* A tile's values, from when `ready` returns: products of 16 tokens with 64 dimensions a warp, four at
- * a time, the next ones converted while these are under way. The tile is given back once all are
+/* Multiply a tile's values, after `ready` has returned: products of 16 tokens with 64 dimensions a
+ * warp, four at a time, while the next ones are converted. The tile is released when all are
  * loaded. */
 template <int N, class wait>
 DEVICE void codes_add(mla_sums<N> &o, unsigned p, const codes_lane &mine, unsigned tile,
@@ -712,7 +715,7 @@ DEVICE void codes_add(mla_sums<N> &o, unsigned p, const codes_lane &mine, unsign
         wgmma_arrived(o[n]);
 }
 
-/* Where the output of row n of the block begins; NULL: there is no such row. */
+/* The begin of the output of row n of the block; NULL if the row does not exist. */
 template <int N>
 DEVICE char *codes_row(const mla_call &c, const mla_walk &w, const index_sequence &q, int n)
 {
@@ -720,7 +723,7 @@ DEVICE char *codes_row(const mla_call &c, const mla_walk &w, const index_sequenc
     return n < N && r < q.q_len * c.heads ? row_out(c, q, r) : 0;
 }
 
-/* Dimensions of a row, four at d0 and four from `next` further on. */
+/* Store dimensions of a row: four at d0, and four `next` further on. */
 template <int next, bool wide> DEVICE void codes_store(char *to, int d0, const float (&x)[8])
 {
     if (wide) {
@@ -738,8 +741,8 @@ template <int next, bool wide> DEVICE void codes_store(char *to, int d0, const f
     }
 }
 
-/* `aligned`: rows begin at multiples of 16 bytes. Each of these is code of its own, little of it: it is executed once a
- * unit, so it comes from memory. */
+/* `aligned`: rows begin at multiples of 16 bytes. Each combination is separate code, and little of
+ * it: it is executed once a unit, so it comes from memory. */
 template <int N, int next, bool aligned, bool wide>
 DEVICE void codes_store_rows(const mla_call &c, char *const (&rows)[(N + 31) / 32],
                              const mla_sums<N> &o, int d0)
@@ -766,7 +769,7 @@ DEVICE void codes_store_rows(const mla_call &c, char *const (&rows)[(N + 31) / 3
         }
 }
 
-/* Outputs of whole units. */
+/* Store outputs of whole units. */
 template <int N, int next>
 DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
                       const mla_sums<N> &o, int d0, int lane)
@@ -786,8 +789,8 @@ DEVICE void codes_out(const mla_call &c, const mla_walk &w, const index_sequence
         codes_store_rows<N, next, false, false>(c, rows, o, d0);
 }
 
-/* The same of parts: dimensions d0 ... d0 + 3, and four from `next` further on. Of columns that are no rows nothing is
- * written, which mla_merge does not read. */
+/* The same for parts: dimensions d0 ... d0 + 3, and four `next` further on. Columns without a row
+ * are not written, and mla_merge does not read them. */
 template <int N, int next>
 DEVICE void codes_part(const mla_call &c, const mla_walk &w, const index_sequence &q,
                        const mla_sums<N> &o, int d0, int lane)

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_rows.cuh: 64 query rows over tiles of 48 latents. With so many rows these are the 64 rows
- * of a product, as everywhere; what is loaded, walked and handed over is as in attend.cuh:
+ * attend_rows.cuh: 64 query rows over tiles of 48 latents. Queries are the 64 rows of a product.
+ * Loads, the walk and the barriers are those of attend.cuh:
  *
  *   S[64 x 48]  = Q K^T      warpgroup 1
  *   O[64 x 256] += P V       warpgroups 2 and 3, half of the dimensions each
  *
- * Three panels of the queries are in registers: that makes room for a third tile, so that two are
- * on their way while one is worked on, and spares shared memory a third of what it is read for.
+ * Three panels of the queries are in registers. This makes room for a third tile, so that two are in
+ * flight while one is computed, and saves a third of the reads of queries from shared memory.
  *
- * Latents of e4m3 are widened to fp16 once, by warpgroups 2 and 3, from where warpgroup 0 loads the
- * codes of two tiles into two tiles of fp16. Queries and probabilities are fp16 then, as in
- * attend_codes.cuh. All else is the same.
+ * Latents of e4m3 are widened to fp16 once, by warpgroups 2 and 3: warpgroup 0 loads codes into two
+ * tiles, from which these fill two tiles of fp16. Queries and probabilities are then fp16, as in
+ * attend_codes.cuh.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_ROWS_CUH
 #define FLASHMLA_LIKE_ATTEND_ROWS_CUH
@@ -23,12 +23,12 @@
 #define ROWS_IN     (PANELS - MLA_ROWS_HELD)    /* panels of queries in shared memory */
 #define ROWS_SCORES (MLA_ROWS_TILE / 2)         /* of a thread */
 
-/* Over e4m3, probabilities are stored times 2^7: then those of up to 2^ROWS_SLACK fit in fp16, and
- * those down to 2^-21 have its full precision. */
+/* Over e4m3, probabilities are stored times 2^7: fp16 then holds those up to 2^ROWS_SLACK, and
+ * those down to 2^-21 with full precision. */
 #define ROWS_P_LOG2  7.0f
 #define ROWS_P_SCALE 128.0f
 
-#define F32_LEAST 1.17549435e-38f /* the least normal number */
+#define F32_LEAST 1.17549435e-38f /* the smallest normal number */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -52,13 +52,15 @@ template <int stages> DEVICE mla_shared<ROWS> rows_find(unsigned char *memory)
     return m;
 }
 
-/* Where the keys that a row sees are: after its probabilities, which end before a row of a panel. */
+/* The place of the range of keys that a row sees: after its probabilities, which do not fill a row
+ * of a panel. */
 DEVICE unsigned rows_seen_place(const mla_shared<ROWS> &m, int row)
 {
     return m.p + swizzled(row, 6);
 }
 
-/* The keys [*lo, *hi) that every row of the block sees, as all_see(). A block without rows has one that sees none. */
+/* The keys [*lo, *hi) that every row of the block sees, as all_see(). A block without rows counts
+ * as one row that sees none. */
 DEVICE void rows_all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
                          const mla_shared<ROWS> &m, int *lo, int *hi)
 {
@@ -69,13 +71,13 @@ DEVICE void rows_all_see(const mla_call &c, const mla_walk &w, const index_seque
 
 /* ---- Warpgroup 0: tiles of bf16 -------------------------------------------------------------- */
 
-/* Can the copy engine load the tile from key j on? All its keys are seen and in pages. */
+/* Can the copy engine load the tile from key j on? Every key must be visible and in a page. */
 DEVICE bool rows_boxed(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
 {
     return c.boxed && j >= lo && j + MLA_ROWS_TILE <= int_min(hi, q.first_new);
 }
 
-/* A box of each panel, by one lane of a warp. */
+/* Load a box for each panel, by one lane of a warp. */
 DEVICE void rows_load_boxes(const mla_call &c, unsigned to, unsigned full, int token, int page)
 {
     if (!elected())
@@ -86,7 +88,7 @@ DEVICE void rows_load_boxes(const mla_call &c, unsigned to, unsigned full, int t
     tensor_load(to + (PANELS - 1) * ROWS_PANEL, &c.maps[1], full, 0, token, page, 0);
 }
 
-/* Lane 31 of three warps has the first key of a box, the others a row each. */
+/* Lane 31 of three warps has the first key of a box, each other lane a row. */
 DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
 {
     const int warp = uniform((int)threadIdx.x / 32), lane = (int)threadIdx.x % 32;
@@ -140,7 +142,7 @@ DEVICE void rows_feed(const mla_call &c, const mla_shared<ROWS> &m)
 
 /* ---- Warpgroup 0: tiles of e4m3 -------------------------------------------------------------- */
 
-/* Codes on their way to be widened, as they lie in a page. */
+/* Tiles of codes to be widened, with the rows of a page. */
 struct rows_raw {
     static constexpr int rows = MLA_ROWS_TILE, next = 128, unrolled = 4;
 
@@ -159,9 +161,10 @@ DEVICE void rows_widen(uint4 x, unsigned first, unsigned second)
                  make_uint4(widen_low(x.z), widen_high(x.z), widen_low(x.w), widen_high(x.w)));
 }
 
-/* By the eight warps that add up values: a lane has 16 codes of a panel of a row, a warp eight rows
- * at a time: one panel of all rows, and of the last panel some. Rows that are neighbours differ in
- * what banks their pieces lie in. Codes are loaded before those loaded last are converted. */
+/* Widen a tile, by the eight warps that accumulate values. A lane has 16 codes of a panel of a row,
+ * a warp eight rows at a time: one panel of all rows, and parts of the last panel. Neighbouring
+ * rows have their pieces in different banks. Codes are loaded before the previous ones are
+ * converted. */
 DEVICE void rows_widen_tile(unsigned tile, unsigned raw, int warp, int lane)
 {
     constexpr int groups = MLA_ROWS_TILE / 8;
@@ -185,7 +188,7 @@ DEVICE void rows_widen_tile(unsigned tile, unsigned raw, int warp, int lane)
     }
 }
 
-/* The next tile of codes into the next tile of fp16. */
+/* Widen the next tile of codes into the next tile of fp16. */
 DEVICE void rows_fill(const mla_shared<ROWS> &m, ring<2> &next, int warp, int lane)
 {
     const unsigned raw = m.tiles + 2 * MLA_ROWS_SHARED_TILE + next.slot * MLA_ROWS_SHARED_RAW;
@@ -208,12 +211,12 @@ DEVICE void rows_feed_codes(mla_shared<ROWS> m, const mla_call &c)
 
 /* ---- Warpgroup 1: scores --------------------------------------------------------------------- */
 
-/* What a thread has of its two rows, lane / 4 of the warp's 16 and 8 further on. */
+/* A thread's state of its two rows, lane / 4 of the warp's 16 and the one 8 further on. */
 struct mla_rows {
     float top[2], sum[2];
 };
 
-/* Its elements of the queries' last panels, as the first operand of products. */
+/* A thread's elements of the queries' last panels, as the first operand of products. */
 typedef unsigned rows_held[MLA_ROWS_HELD * 4][4];
 
 DEVICE int row_of(int warp, int lane, int r)
@@ -221,7 +224,8 @@ DEVICE int row_of(int warp, int lane, int r)
     return warp * 16 + lane / 4 + r * 8;
 }
 
-/* Row n of the block's queries, as a lane's row of a tile; of a row that is not there, zeros. */
+/* Row n of the block's queries as the source of a lane's row of a tile; zeros if the row does not
+ * exist. */
 DEVICE mla_source rows_query(const mla_call &c, const mla_walk &w, const index_sequence &q, int n)
 {
     const int row = first_row<ROWS>(c, w) + n, there = row < q.q_len * c.heads;
@@ -233,7 +237,7 @@ DEVICE mla_source rows_query(const mla_call &c, const mla_walk &w, const index_s
                       there ? 16 : 0};
 }
 
-/* Two elements from a multiple of 2 bytes on, or zeros. */
+/* Two elements at a multiple of 2 bytes, or zeros. */
 DEVICE unsigned load_pair(const char *from, bool there, bool aligned)
 {
     unsigned pair = 0;
@@ -244,8 +248,8 @@ DEVICE unsigned load_pair(const char *from, bool there, bool aligned)
     return pair;
 }
 
-/* Two elements from a multiple of 4 bytes on, or zeros, in one instruction: a branch of each of so many loads is more
- * code than all else of a kernel. */
+/* Two elements at a multiple of 4 bytes, or zeros, in one instruction: with a branch for each of so
+ * many loads, these would be most of the kernel's code. */
 DEVICE unsigned load_pair_if(const char *from, int there)
 {
     unsigned pair;
@@ -260,7 +264,8 @@ DEVICE unsigned load_pair_if(const char *from, int there)
     return pair;
 }
 
-/* A lane's part of the queries' last panels, by load(where, is the row there?, is it of q_pe?, the element's place). */
+/* A lane's part of the queries' last panels, loaded by load(address, does the row exist?, is it of
+ * q_pe?, the element's index). */
 template <class loader>
 DEVICE void rows_hold_by(const mla_source &mine, rows_held &held, int lane, const loader &load)
 {
@@ -281,14 +286,14 @@ DEVICE void rows_hold_by(const mla_source &mine, rows_held &held, int lane, cons
     }
 }
 
-/* Of whole queries at multiples of 4 bytes. */
+/* For whole queries at multiples of 4 bytes. */
 DEVICE void rows_hold_whole(const mla_source &mine, rows_held &held, int lane)
 {
     rows_hold_by(mine, held, lane,
                  [](const char *from, int there, bool, int) { return load_pair_if(from, there); });
 }
 
-/* Of any. */
+/* For any queries. */
 DEVICE void rows_hold(const mla_call &c, const mla_source &mine, rows_held &held, int lane,
                       bool aligned)
 {
@@ -298,14 +303,14 @@ DEVICE void rows_hold(const mla_call &c, const mla_source &mine, rows_held &held
     });
 }
 
-/* The larger ones of two pairs of bf16, without their signs. */
+/* The larger elements of two pairs of bf16, without signs. */
 DEVICE unsigned pair_top(unsigned top, unsigned pair)
 {
     return __vmaxu2(top, pair & 0x7fff7fffu);
 }
 
-/* The elements of a row as fp16 times a power of two (attend_codes.cuh), of whose exponents a lane
- * gets those of its two rows. It converts what it has loaded: 16 bytes of a panel in each of four
+/* Convert the elements of a row to fp16 times a power of two (attend_codes.cuh). A lane gets the
+ * exponents of its two rows. It converts what it has loaded, 16 bytes of a panel in each of four
  * rows, and what it holds. Loops, as in rows_load_queries(). */
 DEVICE void rows_convert(const mla_shared<ROWS> &m, rows_held &held, int (&exponent)[2], int warp,
                          int lane)
@@ -359,15 +364,15 @@ DEVICE void rows_convert(const mla_shared<ROWS> &m, rows_held &held, int (&expon
     }
 }
 
-/* The first panels of a warp's 16 queries to shared memory. Loops, not straight code: it runs once a unit, and
- * instructions that have to come from memory take longer than what they load. */
+/* Load the first panels of a warp's 16 queries to shared memory. Loops instead of straight code: it
+ * runs once a unit, and fetching instructions from memory takes longer than the loads. */
 DEVICE void rows_load_queries(const mla_call &c, const mla_source &mine, unsigned q, int warp,
                               int lane, bool aligned)
 {
     const int piece = lane % 8, lora = c.lora - piece * 8;
 #pragma unroll 1
     for (int i = 0; i < 4;
-         i++) { /* not from a lane's row on: the compiler would take lanes for divergent */
+         i++) { /* not from a lane's row on: the compiler would take the lanes for divergent */
         const int row = i * 4 + lane / 8;
         const char *from = shuffle_pointer(mine.c_kv, row) + piece * 16;
         const int bytes = __shfl_sync(~0u, mine.bytes, row);
@@ -379,8 +384,8 @@ DEVICE void rows_load_queries(const mla_call &c, const mla_source &mine, unsigne
     }
 }
 
-/* The queries of the unit: in shared memory and held. `scale`: what scores of a lane's rows are
- * multiplied by, given for elements as they are. */
+/* Load the unit's queries, to shared memory and registers. `scale`: the factor of scores of a
+ * lane's rows, given for unconverted elements. */
 template <bool codes>
 DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_sequence &q,
                               const mla_shared<ROWS> &m, rows_held &held, float (&scale)[2],
@@ -409,8 +414,8 @@ DEVICE void rows_take_queries(const mla_call &c, const mla_walk &w, const index_
     named_sync(1, GROUP_THREADS);
 }
 
-/* The same number, which the compiler does not know for it: 24 descriptors of the queries that do
- * not change would take 48 registers all the time. */
+/* The same number, but opaque to the compiler: kept, 24 constant descriptors of the queries would
+ * take 48 registers. */
 DEVICE unsigned unknown(unsigned x)
 {
     asm volatile("" : "+r"(x));
@@ -461,8 +466,8 @@ DEVICE void rows_hide(float (&s)[ROWS_SCORES], const mla_shared<ROWS> &m, int j,
     }
 }
 
-/* What probabilities are relative to is let be until a maximum exceeds it by 2^8: then outputs
- * are multiplied. */
+/* The reference of probabilities changes only if a maximum exceeds it by 2^8; then outputs are
+ * rescaled. */
 #define ROWS_SLACK 8.0f
 
 /* A lane's maximum of a row, before the scale. */
@@ -475,7 +480,7 @@ template <int scores> DEVICE float rows_most(const float (&s)[scores], int r)
     return most;
 }
 
-/* After a maximum that exceeds. */
+/* Raise the references to maxima that exceed them. */
 DEVICE void rows_raise(mla_rows &rows, float (&factor)[2], const float (&most)[2],
                        const float (&scale)[2])
 {
@@ -487,8 +492,8 @@ DEVICE void rows_raise(mla_rows &rows, float (&factor)[2], const float (&most)[2
     }
 }
 
-/* Scores are multiplied by `scale`, probabilities by 2^`up`. In most tiles no maximum of a warp's exceeds: then
- * lanes exchange nothing. */
+/* Scores are multiplied by `scale`, probabilities by 2^`up`. In most tiles no maximum of a warp
+ * exceeds its reference; then the lanes exchange nothing. */
 template <int scores>
 DEVICE void rows_softmax(float (&s)[scores], mla_rows &rows, float (&factor)[2],
                          const float (&scale)[2], float up)
@@ -538,8 +543,8 @@ DEVICE void rows_store(const float (&s)[scores], const float (&factor)[2],
     }
 }
 
-/* What sums are to be multiplied by in the end; LSE are written. Two of four lanes finish a row each: code for each row
- * would come from memory. */
+/* Compute the final factors of the sums, and write the LSE. Two of four lanes finish a row each:
+ * code for each row would have to come from memory. */
 DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
                         const mla_rows &rows, const mla_shared<ROWS> &m, float p_scale,
                         float cache_scale, int warp, int lane)
@@ -560,7 +565,7 @@ DEVICE void rows_finish(const mla_call &c, const mla_walk &w, const index_sequen
         *row_lse(c, q, at) = softmax_lse(&mine);
 }
 
-/* What warpgroup 1 has of a unit. */
+/* Warpgroup 1's state of a unit. */
 template <bool codes, int stages> struct rows_scorer {
     const mla_call &c;
     const mla_shared<ROWS> &m;
@@ -568,9 +573,8 @@ template <bool codes, int stages> struct rows_scorer {
     ring<2> part, scored;
     rows_held held;
     mla_rows rows;
-    float
-        scale[2]; /* of a lane's rows: positive, so that a maximum is found before it is applied */
-    float sign;   /* of the scale, which scores are multiplied by where it is not 1; may be 0 */
+    float scale[2];   /* of a lane's rows; positive, and applied after the maximum is found */
+    float sign;       /* of the scale: scores are multiplied by it unless it is 1; may be 0 */
     int lo, least_hi; /* keys that all rows see */
 
     DEVICE_MEMBER void scores(float (&s)[ROWS_SCORES])
@@ -640,12 +644,12 @@ DEVICE void rows_score(const mla_call &c, const mla_shared<ROWS> &m)
         rows_finish(c, w, q, r.rows, to, codes ? 1 / ROWS_P_SCALE : 1.0f, cache_scale, warp, lane);
         barrier_arrive(to.p_full);
         r.part.advance();
-        named_sync(1, GROUP_THREADS); /* all have used the queries */
+        named_sync(1, GROUP_THREADS); /* no warp needs the queries any more */
     }
 }
 
-/* Sums of 128 dimensions twice: ptxas, which counts 128 registers for each thread of the launch,
- * refuses a product of 256 columns. */
+/* Add products of 128 dimensions twice: ptxas, which counts 128 registers for each thread of the
+ * launch, refuses a product of 256 columns. */
 DEVICE void rows_multiply(float (&o)[2][64], const mla_shared<ROWS> &m, int warp, int lane)
 {
     const float a = m.factor[row_of(warp, lane, 0)], b = m.factor[row_of(warp, lane, 1)];
@@ -662,7 +666,7 @@ DEVICE void rows_multiply(float (&o)[2][64], const mla_shared<ROWS> &m, int warp
         }
 }
 
-/* Multiplied by the last factors: see clear_lost(). */
+/* Apply the final factors: see clear_lost(). */
 DEVICE void rows_clear_lost(float (&o)[2][64], const mla_shared<ROWS> &m, int warp, int lane)
 {
     const float a = m.factor[row_of(warp, lane, 0)], b = m.factor[row_of(warp, lane, 1)];
@@ -695,7 +699,8 @@ DEVICE void rows_add(float (&o)[2][64], const mla_shared<ROWS> &m, unsigned valu
     wgmma_arrived(o[1]);
 }
 
-/* Where the next tile is there, its scores come before these values, which then meet its softmax. */
+/* If the next tile has arrived, its scores come before these values, which then overlap its
+ * softmax. */
 template <int stages>
 DEVICE void rows_give_way(const mla_shared<ROWS> &m, ring<stages> next, ring<2> &scored, bool more)
 {
@@ -705,7 +710,7 @@ DEVICE void rows_give_way(const mla_shared<ROWS> &m, ring<stages> next, ring<2> 
         barrier_wait(m.scored + 8 * scored.slot, scored.phase);
 }
 
-/* Four lanes have a word each of four pieces; lane t of them gets piece t. */
+/* Transpose among four lanes, each of which has a word of four pieces: lane t gets piece t. */
 DEVICE uint4 quad_turn(unsigned a, unsigned b, unsigned c, unsigned d, int lane)
 {
     const bool odd = lane % 2, high = lane / 2 % 2;
@@ -715,7 +720,7 @@ DEVICE uint4 quad_turn(unsigned a, unsigned b, unsigned c, unsigned d, int lane)
     return high ? make_uint4(x, y, c, d) : make_uint4(a, b, x, y);
 }
 
-/* Outputs of bf16 at multiples of 16 bytes: `to` is the row's first element, or 0. */
+/* Store outputs of bf16 at multiples of 16 bytes. `to`: the row's first element, or 0. */
 DEVICE void rows_out_wide(const mla_call &c, const float (&o)[2][64], char *to, int r, int d0,
                           int lane)
 {
@@ -734,7 +739,7 @@ DEVICE void rows_out_wide(const mla_call &c, const float (&o)[2][64], char *to, 
     }
 }
 
-/* `d0`: the first dimension of o[0]'s eight. */
+/* Store outputs. `d0`: the first of o[0]'s eight dimensions. */
 DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence &q,
                      const float (&o)[2][64], int d0, int warp, int lane)
 {
@@ -768,8 +773,8 @@ DEVICE void rows_out(const mla_call &c, const mla_walk &w, const index_sequence 
     }
 }
 
-/* All at constant distances from one address: an address of each store is six times the code, which comes from
- * memory. */
+/* Store a part, all at constant distances from one address: with an address for each store the code
+ * would be six times as long, and it comes from memory. */
 DEVICE void rows_part(const mla_call &c, const mla_walk &w, const float (&o)[2][64], int d0,
                       int warp, int lane)
 {
@@ -781,8 +786,8 @@ DEVICE void rows_part(const mla_call &c, const mla_walk &w, const float (&o)[2][
             to[(i * 8 + k % 2) * 8 + k / 2 * PART_EIGHT] = o[i / 16][i % 16 * 4 + k];
 }
 
-/* A unit's outputs, of the 256 dimensions of warpgroup `group`. Of a part a warp writes no rows that are not there,
- * which mla_merge does not read. */
+/* Store a unit's outputs, for the 256 dimensions of warpgroup `group`. In a part, rows that do not
+ * exist are not written, and mla_merge does not read them. */
 DEVICE void rows_leave(const mla_call &c, const mla_walk &w, const index_sequence &q,
                        const float (&o)[2][64], int group)
 {
@@ -793,7 +798,7 @@ DEVICE void rows_leave(const mla_call &c, const mla_walk &w, const index_sequenc
         rows_part(c, w, o, d0, warp, lane);
 }
 
-/* The same for a kernel that looks the unit up when it ends. */
+/* The same for a kernel that looks up the unit when it ends. */
 DEVICE void rows_end(const mla_call &c, mla_walk &w, const float (&o)[2][64], int group)
 {
     index_sequence q;
@@ -838,7 +843,7 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
         const mla_shared<ROWS> from = part_buffer<ROWS, MLA_ROWS_SHARED_P>(m, part.slot);
         barrier_wait(from.p_full, part.phase);
         rows_multiply(o, from, thread_here() / 32 % 4, thread_here() % 32);
-        if (!codes) /* which are not infinite */
+        if (!codes) /* codes are never infinite */
             rows_clear_lost(o, from, thread_here() / 32 % 4, thread_here() % 32);
         barrier_arrive(from.p_empty);
         part.advance();
@@ -846,7 +851,7 @@ DEVICE void rows_add_up(const mla_call &c, const mla_shared<ROWS> &m, int dtype)
     }
 }
 
-/* The kernels of 64 rows. */
+/* The roles of the kernels of 64 rows. */
 template <bool codes> struct rows_roles {
     static constexpr int rows = ROWS, stages = codes ? 2 : 3;
     static constexpr int feeding = 56, scoring = 120, adding = 168;

@@ -15,12 +15,12 @@
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
-/* A lane's part: sixteen times 16 bytes, neighbours in the pool, in shared memory that no other lane
- * reads or writes: it takes no registers while it is on the way. */
+/* A lane's part of the state: sixteen times 16 bytes, neighbours in the pool, in shared memory that
+ * no other lane accesses. So it takes no registers in flight. */
 template <bool VK, bool BF16> struct decode_state {
     static constexpr int size = BF16 ? 2 : 4, elements = 16 / size, values = elements;
     static constexpr int keys = VK ? elements : 1;      /* of a part */
-    static constexpr int groups = VK ? 16 / values : 4; /* of parts that have the same keys */
+    static constexpr int groups = VK ? 16 / values : 4; /* groups of parts with the same keys */
     static constexpr int members = 16 / groups;         /* parts of a group */
     static constexpr int group_keys = VK ? keys : members;
     char *parts;    /* the lane's first */
@@ -36,7 +36,7 @@ template <bool VK, bool BF16> struct decode_state {
         value = first + (warp * 4 + (VK ? lane / 8 : lane % 4)) * values;
     }
 
-    /* The lane's number among the eight that share its values. */
+    /* The lane's index among the eight that share its values. */
     static __device__ __forceinline__ int number()
     {
         const int lane = threadIdx.x % 32;
@@ -57,7 +57,7 @@ template <bool VK, bool BF16> struct decode_state {
         return value + (VK ? n / groups : 0);
     }
 
-    /* Elements of part n that a head has, and where the pool has them. */
+    /* The number of elements of part n that the head has, and their place in the pool. */
     __device__ __forceinline__ int there(const linear_dims &d, int n) const
     {
         const int v = value_of(n), k = key_of(n);
@@ -69,9 +69,9 @@ template <bool VK, bool BF16> struct decode_state {
         return pool + (VK ? v : k) * o.state_row + (VK ? k : v) * size;
     }
 
-    /* Parts that a head has, where it has whole ones alone. */
+    /* The number of parts of a head that has only whole parts. */
     struct whole_parts {
-        int steps, most; /* along the rows that parts follow one another in; along the others */
+        int steps, most; /* along the rows in which parts follow each other; along the others */
 
         __device__ __forceinline__ whole_parts(const decode_state &s, const linear_dims &d,
                                                int slot)
@@ -96,7 +96,7 @@ template <bool VK, bool BF16> struct decode_state {
         unpack_part<BF16>(*(const uint4 *)(parts + n * apart), to);
     }
 
-    /* Begin to load. Elements that there are not are 0. */
+    /* Start to load. Missing elements are 0. */
     __device__ __forceinline__ void load(const linear_call &call, int slot, int head) const
     {
         const linear_operands &o = call.operands;
@@ -121,7 +121,7 @@ template <bool VK, bool BF16> struct decode_state {
         }
     }
 
-    /* Elements that there are not are not written. */
+    /* Missing elements are not written. */
     __device__ __forceinline__ void store(const linear_call &call, int slot, int head) const
     {
         const linear_operands &o = call.operands;
@@ -149,7 +149,7 @@ DEVICE void wait_for_loads()
 
 /* ---- A row ----------------------------------------------------------------------------------- */
 
-/* The convolution's state of four channels, to `slot`. */
+/* Write the convolution's state of four channels to `slot`. */
 DEVICE void keep_channels(const linear_call &call, const four_channels &from, bool has_row,
                           int slot, int c)
 {
@@ -165,7 +165,7 @@ DEVICE void keep_channels(const linear_call &call, const four_channels &from, bo
     to[2] = has_row ? third : kept[2];
 }
 
-/* convolve_channels() of any layer; `there`: how many there are. */
+/* convolve_channels() for any layer; `there`: how many channels exist. */
 DEVICE void convolve_any(const linear_call &call, const linear_sequence &sequence, int c, int there,
                          float (&to)[4])
 {
@@ -188,7 +188,7 @@ DEVICE void convolve_any(const linear_call &call, const linear_sequence &sequenc
     }
 }
 
-/* Four neighbouring channels of a vector over k, in the order of the lanes' registers. */
+/* Store four neighbouring channels of a vector over k, in the order of the lanes' registers. */
 template <bool VK> DEVICE void keep_four(float *vector, int k, const float (&x)[4])
 {
     if constexpr (VK)
@@ -199,7 +199,7 @@ template <bool VK> DEVICE void keep_four(float *vector, int k, const float (&x)[
             vector[tile_position<VK>(k + i)] = x[i];
 }
 
-/* Channels of q, k or v, as they are after the convolution. Gives the sum of the squares of q or k. */
+/* Store channels of q, k or v after the convolution. Returns the sum of the squares of q or k. */
 template <bool VK>
 DEVICE float put_channels(const linear_dims &d, int part, const float (&x)[4], int columns,
                           int lane, const decode_row &to)
@@ -219,7 +219,7 @@ DEVICE float put_channels(const linear_dims &d, int part, const float (&x)[4], i
     return sum;
 }
 
-/* Decay and beta of the row; of KDA decays of a lane's four channels. */
+/* Decay and beta of the row; for KDA the decays of a lane's four channels. */
 template <int MODE, bool VK>
 DEVICE void put_gates(const linear_call &call, const decode_gates<MODE> &gates, int lane,
                       const decode_row &to)
@@ -241,8 +241,8 @@ DEVICE void put_gates(const linear_call &call, const decode_gates<MODE> &gates, 
 
 /* ---- The step -------------------------------------------------------------------------------- */
 
-/* Sums of a state with q and k, then the state after the row, which goes to `to` where that is given and
- * stays in shared memory otherwise. */
+/* Sums of the state with q and k, then the state after the row. It goes to `to`, or stays in shared
+ * memory if that is NULL. */
 template <int MODE, bool VK, bool BF16>
 DEVICE void step_state(const linear_call &call, const decode_row &row,
                        const decode_state<VK, BF16> &s, const float (&v)[BF16 ? 8 : 4], char *to,
@@ -313,8 +313,8 @@ DEVICE void step_state(const linear_call &call, const decode_row &row,
     }
 }
 
-/* A block's values from `first` on. What a warp's part of the row is made of is loaded first, then its
- * part of the state; parts that there are no warps for are made after that. */
+/* Compute a block's values from `first` on. A warp first loads the inputs of its part of the row,
+ * then its part of the state; parts in excess of the warps are computed after that. */
 template <int MODE, bool VK, bool BF16>
 DEVICE void decode_values(const decode_call &call, const linear_sequence &sequence, int s_index,
                           int head, int first, int columns, int slices, const decode_row &row,
@@ -339,7 +339,7 @@ DEVICE void decode_values(const decode_call &call, const linear_sequence &sequen
     if (has_row && warp == DECODE_PART_GATES)
         gates = decode_gates<MODE>(call, at_row, head, lane);
     s.load(call, sequence.slot, head);
-    const int own = s.value + state::number(); /* the value whose output the lane writes */
+    const int own = s.value + state::number(); /* the value that the lane outputs */
     const bool writes = has_row && state::number() < values && own < d.v_dim;
     float z = 1, skip = 0;
 #pragma unroll 1
@@ -401,7 +401,7 @@ DEVICE void decode_values(const decode_call &call, const linear_sequence &sequen
     }
 }
 
-/* Blocks: slices of a head's values, v heads, sequences; then, where there is padding, those that clear
+/* Blocks: slices of a head's values, v heads, sequences; if there is padding, more that clear
  * it. */
 template <int MODE, bool VK, bool BF16>
 DEVICE void decode_block(const decode_call &call, int first, int count)

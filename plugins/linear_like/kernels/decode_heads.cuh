@@ -20,21 +20,22 @@
 
 /* ---- A lane's part --------------------------------------------------------------------------- */
 
-/* PARTS times 16 bytes. Those of a group have the same keys (vk), or follow one another (kv). */
+/* PARTS times 16 bytes. The parts of a group have the same keys (vk), or follow one another
+ * (kv). */
 template <bool VK, bool BF16, int PARTS> struct heads_lane {
     static constexpr int size = BF16 ? 2 : 4, elements = 16 / size;
     static constexpr int count = PARTS;
     static constexpr int groups = VK ? HEADS_KEYS / (8 * elements) : PARTS / 4;
     static constexpr int members = PARTS / groups, values = VK ? members : elements;
     static constexpr int group_keys = VK ? elements : members;
-    static constexpr int splits = VK ? 1 : 32 / PARTS;  /* of the keys, among warps */
-    static constexpr int outputs = VK ? 1 : values / 4; /* that it writes */
-    static constexpr int unrolled = PARTS == HEADS_PARTS ? 1 : groups; /* more spill */
-    int row;          /* bytes of a row of the state, where its parts lie */
-    int number;       /* of the lane, among those that share its values */
-    int split, value; /* of the keys; the first, of the block's */
+    static constexpr int splits = VK ? 1 : 32 / PARTS;  /* splits of the keys among warps */
+    static constexpr int outputs = VK ? 1 : values / 4; /* outputs that the lane writes */
+    static constexpr int unrolled = PARTS == HEADS_PARTS ? 1 : groups; /* more of them spill */
+    int row;          /* bytes from one row of the state to the next, where the parts are */
+    int number;       /* index of the lane among those that share its values */
+    int split, value; /* the split of the keys; the first value, in the block */
 
-    /* `columns` of the block; a row of kv has `row_columns` where the parts lie. */
+    /* The block has `columns` values. A row of kv has `row_columns` in the memory of the parts. */
     __device__ __forceinline__ heads_lane(int columns, int row_columns)
     {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -45,7 +46,7 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
         value = VK ? (warp * 4 + lane / 8) * values : (warp % across * 8 + lane % 8) * values;
     }
 
-    /* kv: the keys of part n are this one and every fourth. */
+    /* kv: the keys of part n are this key and every fourth after it. */
     __device__ __forceinline__ int first_key() const
     {
         return split * (HEADS_KEYS / splits) + number;
@@ -54,7 +55,8 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
     {
         return VK ? member * groups + group : group * members + member;
     }
-    /* Bytes from the block's first element to the lane's first part; from there to part `part`. */
+    /* Bytes from the block's first element to the lane's first part, and from there to part
+     * `part`. */
     __device__ __forceinline__ int offset() const
     {
         return VK ? value * row + number * 16 : first_key() * row + value * size;
@@ -63,13 +65,13 @@ template <bool VK, bool BF16, int PARTS> struct heads_lane {
     {
         return VK ? part / groups * HEADS_KEYS * size + part % groups * 128 : part * 4 * row;
     }
-    /* Keys of a group, of a vector in the order of heads_position(). */
+    /* Keys of a group, in a vector with the order of heads_position(). */
     __device__ __forceinline__ const float *keys(const float *vector, int group) const
     {
         return vector + (VK ? (number + group * 8) * elements
                             : split * (HEADS_KEYS / splits) + number * 4 + group * 16);
     }
-    /* The value of output `i`, of the block's; does the lane write any? */
+    /* The value of output `i`, counted from the block's first; does the lane write any? */
     __device__ __forceinline__ int output(int i) const
     {
         return value + number + 4 * i;
@@ -90,7 +92,7 @@ DEVICE unsigned long long policy_of_states()
     return policy;
 }
 
-/* One thread: the copy engine brings what lies in one piece. */
+/* Have the copy engine bring the block's part of the state, in one piece; by one thread. */
 DEVICE void begin_to_load(const heads_block &b, unsigned barrier)
 {
     barrier_init(barrier, 1);
@@ -105,7 +107,7 @@ DEVICE void begin_to_load(const heads_block &b, unsigned barrier)
         bulk_load(shared_address(b.state), b.place(b.sequence.slot), b.bytes, barrier);
 }
 
-/* All threads have written to the state and fenced; one of them. */
+/* Store the state, by one thread, after all threads have written to it and fenced. */
 DEVICE void store_state(const heads_block &b)
 {
     if (b.sequence.dst)
@@ -130,7 +132,7 @@ template <class LANE> struct shared_parts {
 /* A lane's parts in registers. */
 template <class LANE> struct register_parts {
     const LANE &lane;
-    i64 first; /* in a slot */
+    i64 first; /* its place in a slot */
     uint4 parts[LANE::count];
 
     __device__ __forceinline__ register_parts(const heads_block &b, const LANE &of)
@@ -166,7 +168,7 @@ template <class LANE> struct register_parts {
 
 /* ---- The step -------------------------------------------------------------------------------- */
 
-/* A lane's values of the state: what it holds for k, or its update; what q reads of it, or its output. */
+/* A lane's values of the state: the sum with k, or the update; the sum with q, or the output. */
 template <int VALUES> struct heads_values {
     float held[VALUES], read[VALUES];
 };
@@ -269,7 +271,7 @@ DEVICE void sum_lanes(const heads_lane<VK, BF16, PARTS> &lane, const heads_row &
                       sums, qk);
 }
 
-/* The state after the row, in its place. */
+/* Update the state in place. */
 template <int MODE, bool VK, bool BF16, int PARTS, class STATE>
 DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, STATE &state,
                          const float *vectors, float decay,
@@ -298,7 +300,7 @@ DEVICE void update_parts(const heads_lane<VK, BF16, PARTS> &lane, STATE &state,
     }
 }
 
-/* What outputs are made of beside the state, loaded before it is there. */
+/* The outputs' inputs apart from the state, loaded before the state has arrived. */
 template <int OUTPUTS> struct heads_outputs {
     float z[OUTPUTS], skip[OUTPUTS], y[OUTPUTS];
 
@@ -318,7 +320,7 @@ template <int OUTPUTS> struct heads_outputs {
         }
     }
 
-    /* Value `i` of `values`; the lanes that share values divide the outputs. */
+    /* Value `i` of `values`. The lanes that share values divide the outputs. */
     __device__ __forceinline__ void take(int number, int i, int values, float v, float out)
     {
         const int each = values / OUTPUTS;
@@ -337,7 +339,7 @@ template <int OUTPUTS> struct heads_outputs {
     }
 };
 
-/* The row's outputs, and the state after it. */
+/* Compute the row's outputs, and the state after it. */
 template <int MODE, bool VK, bool BF16, int PARTS, class STATE>
 DEVICE void step_parts(const heads_block &b, const heads_lane<VK, BF16, PARTS> &lane, STATE &state,
                        const heads_row &row,
@@ -381,7 +383,8 @@ DEVICE void line_prefetch(const char *from)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from) : "memory");
 }
 
-/* A load that does not fill L1: an earlier launch may still write this memory, and a later load has to see that. */
+/* A load that does not fill L1: an earlier launch may still write this memory, and a later load has
+ * to see the new value. */
 DEVICE int load_early(const int *from)
 {
     int x;
@@ -434,7 +437,7 @@ template <bool VK, int SIZE, bool SLICE> DEVICE bool begin_block(heads_block &b,
     return true;
 }
 
-/* A head, in shared memory. begin_block() fills in b.sequence. */
+/* Process a head, in shared memory. begin_block() has filled in b.sequence. */
 template <int MODE, bool VK, bool BF16, int PARTS>
 DEVICE void decode_head(heads_block &b, int count, const heads_row &row)
 {
@@ -472,7 +475,7 @@ DEVICE void decode_head(heads_block &b, int count, const heads_row &row)
     keep_part(b, warp, channels);
 }
 
-/* A slice, in registers. */
+/* Process a slice, in registers. */
 template <int MODE, bool VK, bool BF16, int PARTS>
 DEVICE void decode_slice(heads_block &b, int count, const heads_row &row)
 {
@@ -501,8 +504,8 @@ DEVICE void decode_slice(heads_block &b, int count, const heads_row &row)
     keep_part(b, warp, channels);
 }
 
-/* Blocks: slices of a head's values, v heads, sequences from `from` on, `count` of them; one more of these
- * clears padding. */
+/* Blocks: slices of a head's values, v heads, `count` sequences from `from` on, and one more of
+ * these, which clears padding. */
 template <int MODE, bool VK, bool BF16, int PARTS>
 DEVICE void heads_block_of(const heads_call &call, int from, int count)
 {

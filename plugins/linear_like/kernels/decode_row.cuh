@@ -44,7 +44,7 @@ template <bool BF16> DEVICE uint4 pack_part(const float (&from)[BF16 ? 8 : 4])
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* To shared memory; `bytes`: 16, or 0 for zeros. */
+/* Copy 16 bytes to shared memory; `bytes`: 16, or 0 for zeros. */
 DEVICE void copy_part(unsigned to, const char *from, int bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
@@ -53,7 +53,8 @@ DEVICE void copy_part(unsigned to, const char *from, int bytes)
 
 /* ---- Four channels --------------------------------------------------------------------------- */
 
-/* bf16 with four taps or none, four channels at a time: what they need is loaded without a branch. */
+/* bf16 with four taps or none, four channels at a time: all operands are loaded without a
+ * branch. */
 DEVICE bool goes_by_fours(const linear_call &call)
 {
     return call.operands.aligned & LINEAR_ALIGNED_FOURS;
@@ -63,7 +64,7 @@ struct four_channels {
     uint2 x, bias, kept[3], taps[4]; /* kept: three inputs of each channel */
 };
 
-/* Channels from `c` on; c < 0: none. load_taps() depends on neither the row nor the slot. */
+/* Load channels from `c` on; c < 0: none. load_taps() depends on neither the row nor the slot. */
 DEVICE void load_taps(const linear_call &call, int c, four_channels *to)
 {
     const linear_operands &o = call.operands;
@@ -101,7 +102,7 @@ DEVICE void load_channels(const linear_call &call, const linear_sequence &sequen
     load_taps(call, c, to);
 }
 
-/* Element `i` of what is packed. */
+/* Element `i` of packed elements. */
 template <int N> DEVICE float packed_element(const uint2 (&x)[N], int i)
 {
     const u32 two = i % 4 / 2 ? x[i / 4].y : x[i / 4].x;
@@ -129,7 +130,7 @@ DEVICE void convolve_channels(const linear_dims &d, const four_channels &from, f
         to[i] = linear_fast_silu(to[i]);
 }
 
-/* Part N of three of the last three inputs of four channels, after a row: the convolution's state. */
+/* Part N of three of the convolution's state of four channels after a row: their last inputs. */
 template <int N> DEVICE uint2 shift_inputs(const four_channels &from)
 {
     const uint2 *kept = from.kept;
@@ -168,7 +169,7 @@ template <int COUNT> DEVICE void take_fours(const float *from, float (&x)[COUNT]
     }
 }
 
-/* What a row's step needs, in shared memory. The vectors: q, k, decays of channels. */
+/* Inputs of a row's step, in shared memory. The vectors: q, k, decays of channels. */
 struct decode_row {
     float *vectors, *v, *numbers;
 
@@ -180,10 +181,10 @@ struct decode_row {
     }
 };
 
-/* Of decode_row.numbers; q and k are multiplied by theirs. */
+/* Indices of decode_row.numbers. q and k are multiplied by DECODE_Q and DECODE_K. */
 enum { DECODE_DECAY = 0, DECODE_BETA = 1, DECODE_Q = 2, DECODE_K = 3 };
 
-/* A row's gates; of KDA those of a lane's four channels. */
+/* A row's gates; for KDA those of a lane's four channels. */
 template <int MODE> struct decode_gates {
     linear_gate at[MODE == STEPS_CHANNELS ? 4 : 1];
 
@@ -198,7 +199,7 @@ template <int MODE> struct decode_gates {
     }
 };
 
-/* Parts of a row, each made by a warp. */
+/* The parts of a row, each computed by a warp. */
 enum {
     DECODE_PART_Q = 0,
     DECODE_PART_K = 1,
@@ -207,7 +208,7 @@ enum {
     DECODE_PARTS = 4
 };
 
-/* A lane's four channels of a part from `channel` on, `there` of which there are. */
+/* A lane's four channels of a part, from `channel` on; `there` of them exist. */
 struct decode_channels {
     int channel, there;
 
@@ -224,7 +225,7 @@ struct decode_channels {
     }
 };
 
-/* What q or k, whose squares have the sum `sum`, is to be multiplied by. */
+/* Store the factor of q or k, the sum of whose squares is `sum`. */
 DEVICE void put_length(const linear_dims &d, int part, float sum, int lane, const decode_row &to)
 {
     const float length = d.l2_norm ? rsqrtf(sum + 1e-6f) : 1;
@@ -232,11 +233,11 @@ DEVICE void put_length(const linear_dims &d, int part, float sum, int lane, cons
         to.numbers[DECODE_Q + part] = part == DECODE_PART_Q ? length * d.sm_scale : length;
 }
 
-/* Warps that read a part of a convolution's state count themselves, lane 0 each: gives how many of `count`
- * were counted before; the count ends at 0. `sum` is made of all that the warp has read, and the count is
- * computed from it, though no sum changes it: so what is written because of the last count can be no
- * reader's input (PTX's memory model, "no thin air"). A release would wait for all that its multiprocessor
- * has under way. */
+/* Count a warp that has read a part of a convolution's state, by lane 0. Returns how many of
+ * `count` were counted before; the count ends at 0. `sum` depends on everything that the warp has
+ * read, and the count is computed from it, although no sum changes its value. So nothing that is
+ * written because of the last count can be a reader's input (PTX's memory model, "no thin air"). A
+ * release would wait for all accesses of its multiprocessor in flight. */
 DEVICE unsigned count_reader(unsigned *readers, int count, float sum)
 {
     const u32 impossible = 0xffffffff; /* sums are positive, or the NaN 0x7fffffff */
@@ -249,13 +250,13 @@ DEVICE unsigned count_reader(unsigned *readers, int count, float sum)
     return before;
 }
 
-/* Of a warp whose lane 0 was given `before`: was it the last? */
+/* Was the warp, whose lane 0 got `before`, the last reader? */
 DEVICE bool is_last_reader(unsigned before, int count)
 {
     return __shfl_sync(~0u, before, 0) == count - 1;
 }
 
-/* q.k of the row as it is. */
+/* q.k of the row, before their factors. */
 DEVICE float multiply_keys(const float *vectors, int lane)
 {
     float x[4], y[4], sum = 0;

@@ -20,8 +20,8 @@ static_assert(sizeof(heads_call) == sizeof(linear_heads_call), "as the host lays
 
 /* ---- A block --------------------------------------------------------------------------------- */
 
-/* What it has in shared memory, behind its part of the state; sums of the parts of the keys:
- * [splits][2][columns], then q.k's: [splits]. */
+/* Its shared memory, after its part of the state. Sums of the splits of the keys:
+ * [splits][2][columns], then those of q.k: [splits]. */
 struct heads_row : decode_row {
     float *sums;
     unsigned barrier;
@@ -37,12 +37,12 @@ struct heads_row : decode_row {
 /* A block's part of a head. */
 struct heads_block {
     const heads_call &call;
-    int index; /* of the sequence */
+    int index; /* index of the sequence */
     int head, first, columns, slices;
-    i64 offset; /* of the part in a slot */
+    i64 offset; /* place of the part in a slot */
     int bytes;
     char *state; /* in shared memory */
-    /* From the batch, after the wait: */
+    /* Read from the batch, after the wait: */
     linear_sequence sequence;
     bool has_row;
     int snapshot;
@@ -54,7 +54,8 @@ struct heads_block {
     }
 };
 
-/* Have the compiler compute x here, before the wait that follows: instructions after the wait are latency. */
+/* Make the compiler compute x here, before the wait that follows: instructions after the wait add
+ * latency. */
 DEVICE void settle(int &x)
 {
     asm volatile("" : "+r"(x));
@@ -65,7 +66,7 @@ DEVICE void settle(i64 &x)
     asm volatile("" : "+l"(x));
 }
 
-/* Where key `k` of a vector lies in shared memory. */
+/* The place of key `k` of a vector in shared memory. */
 template <bool VK> DEVICE int heads_position(int k)
 {
     return VK ? k : k / 16 * 16 + k % 4 * 4 + k % 16 / 4;
@@ -73,12 +74,12 @@ template <bool VK> DEVICE int heads_position(int k)
 
 /* ---- The convolution's state ----------------------------------------------------------------- */
 
-/* Four channels of a lane, of the part that its warp makes of the row. */
+/* A lane's four channels, of the part of the row that its warp computes. */
 struct heads_channels {
-    int channel; /* the first; < 0: none */
+    int channel; /* the first channel; < 0: none */
     four_channels from;
     uint2 inputs[3]; /* the last three of each, after the row */
-    unsigned before; /* readers that were counted before; of lane 0 */
+    unsigned before; /* readers counted before; in lane 0 */
 
     __device__ __forceinline__ heads_channels(const heads_block &b, int warp, int lane) : before(0)
     {
@@ -105,7 +106,8 @@ struct heads_channels {
     }
 };
 
-/* Warps that read the channels of q or k, a block of each slice of the v heads of a k head. */
+/* The number of warps that read the channels of q or k: one block for each slice of the v heads of
+ * a k head. */
 DEVICE int readers_of(const heads_block &b)
 {
     return b.call.dims.ratio * b.slices;
@@ -135,10 +137,10 @@ DEVICE void keep_part(const heads_block &b, int warp, const heads_channels &chan
 
 /* ---- The row --------------------------------------------------------------------------------- */
 
-/* The row's gates. KDA: each of the block's last threads computes the decay of one channel of k. v's warp
- * computes beta, except for layers without a delta rule, where beta may be dt. */
+/* The row's gates. KDA: each of the block's last threads computes the decay of one channel of k.
+ * v's warp computes beta, except for layers without a delta rule, where beta may be dt. */
 template <int MODE, bool VK> struct heads_gates {
-    int channel; /* the thread computes its decay; < 0: none */
+    int channel; /* the channel whose decay the thread computes; < 0: none */
     bool has_beta;
     linear_gate decay, beta;
 
@@ -178,7 +180,7 @@ template <int MODE, bool VK> struct heads_gates {
     }
 };
 
-/* q or k; gives the sum of its squares. */
+/* Compute q or k. Returns the sum of its squares. */
 template <bool VK>
 DEVICE float put_keys(const linear_dims &d, int part, const float (&x)[4], int lane,
                       const heads_row &to)
@@ -198,7 +200,7 @@ DEVICE float put_keys(const linear_dims &d, int part, const float (&x)[4], int l
     return sum;
 }
 
-/* A warp's part of the row, if it has one. */
+/* Compute a warp's part of the row, if it has one. */
 template <bool VK>
 DEVICE void make_part(const heads_block &b, int warp, int lane, heads_channels *channels,
                       const heads_row &to)

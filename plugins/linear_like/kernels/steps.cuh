@@ -54,7 +54,7 @@ DEVICE void convolve_channel(const linear_call &call, const linear_sequence &seq
     float bias = call.operands.bias ? element_load(d.dtype, call.operands.bias, c) : 0;
 #pragma unroll
     for (int i = 0; i < most - 1 + ROWS; i++) {
-        int back = most - 1 - i; /* rows before the first */
+        int back = most - 1 - i; /* rows before the first row */
         window[i] =
             back < d.width && i < most - 1 + rows ? linear_input(&call, &sequence, t - back, c) : 0;
     }
@@ -69,7 +69,7 @@ DEVICE void convolve_channel(const linear_call &call, const linear_sequence &seq
     }
 }
 
-/* Where a thread's number `i` of the block's channels goes in shared memory. */
+/* The place of the block's channel number `i` of a thread in shared memory. */
 template <int MODE, int KEYS, bool VK, int ROWS>
 DEVICE float *find_channel(const linear_dims &d, int head, int first, int columns, int i,
                            const steps_memory<MODE, KEYS, ROWS> &m, int *channel)
@@ -119,7 +119,7 @@ DEVICE void load_gates(const linear_call &call, const linear_sequence &sequence,
     }
 }
 
-/* What q and k are to be multiplied by, and q.k after that; a warp takes a row. */
+/* Compute the factors of q and k, then q.k; one warp per row. */
 template <int MODE, int KEYS, int ROWS>
 DEVICE void measure_rows(const linear_dims &d, int rows, const steps_memory<MODE, KEYS, ROWS> &m)
 {
@@ -153,7 +153,7 @@ DEVICE void load_four(const float *from, float (&x)[4])
     x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
 }
 
-/* Row `r`: the state after it, and its outputs. */
+/* Process row `r`: the state after it, and its outputs. */
 template <int MODE, int KEYS, int VALUES, bool VK, int ROWS>
 DEVICE void step_row(const steps_memory<MODE, KEYS, ROWS> &m, int r, int keys, int value,
                      int columns, tile<KEYS, VALUES> &s, float (&out)[VALUES])
@@ -219,7 +219,7 @@ DEVICE void write_value(const linear_call &call, int row, int head, int value, f
     element_store(d.out_dtype, o.out + row * o.out_row + head * o.out_head, value, out);
 }
 
-/* All rows of a sequence for v head `head`, values [first, first + columns). */
+/* Process all rows of a sequence for v head `head`, values [first, first + columns). */
 template <int MODE, int KEYS, int VALUES, bool VK, bool BF16, int ROWS>
 DEVICE void steps(const linear_call &call, const linear_sequence &sequence, int head, int first,
                   int columns, float *memory)

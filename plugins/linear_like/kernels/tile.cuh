@@ -20,7 +20,7 @@
 
 #define DEVICE static __device__ __forceinline__
 
-/* Keys and values of a lane; where its first value and the keys begin. */
+/* The keys and values of a lane, and the index of its first value and first key. */
 template <int KEYS, int VALUES, bool VK, bool BF16> struct tile_place {
     int keys;  /* the lane's part of k, 0..7 */
     int value; /* the first of its values */
@@ -37,7 +37,7 @@ template <int KEYS, int VALUES, bool VK, bool BF16> struct tile_place {
     }
 };
 
-/* Where element k of a vector over k lies in shared memory. */
+/* The place of element k of a vector over k in shared memory. */
 template <bool VK> DEVICE int tile_position(int k)
 {
     return VK ? k : k / 32 * 32 + k % 8 * 4 + k / 8 % 4;
@@ -67,7 +67,7 @@ template <bool BF16> DEVICE void pool_store(char *to, float x)
         *(float *)to = x;
 }
 
-/* COUNT neighbouring elements, aligned to all of them. */
+/* Load COUNT neighbouring elements, aligned to their total size. */
 template <int COUNT, bool BF16> DEVICE void pool_load_vector(const char *from, float (&x)[COUNT])
 {
     static_assert(COUNT == 4 || COUNT == 2, "one access");
@@ -112,7 +112,7 @@ template <int KEYS, int VALUES> struct tile {
     float at[VALUES][KEYS];
 };
 
-/* Rows and columns beyond the state are 0, and not written. */
+/* Rows and columns beyond the state are 0, and are not written. */
 template <int KEYS, int VALUES, bool VK, bool BF16>
 DEVICE void tile_load(const linear_call &call, int slot, int head,
                       const tile_place<KEYS, VALUES, VK, BF16> &place, tile<KEYS, VALUES> &s)
