@@ -19,6 +19,11 @@ typedef struct host_error {
 /* An empty error whose text buffer is its own. The struct must not be copied afterwards. */
 void host_error_init(host_error *error);
 
+/* Declares one. */
+#define HOST_ERROR(name)                                                                           \
+    host_error name;                                                                               \
+    host_error_init(&name)
+
 /* The message, never NULL: "" when nothing was written. */
 const char *host_error_text(const host_error *error);
 

@@ -7,7 +7,6 @@
 #define HOST_CHECK_TRAIL_H
 
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { CHECK_TRAIL_TEXT = 504 };

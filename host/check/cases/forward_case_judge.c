@@ -796,8 +796,7 @@ void forward_case_judge(struct forward_case *c, const struct case_backend *backe
 {
     struct case_session *session = NULL;
     struct case_setup setup = {.kind = ATTN_METADATA_EAGER, .exact_memory = how->exact_memory};
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = case_session_create(backend, c, &setup, &session, &error.base);
     if (status != ATTN_OK) {
         *verdict = (struct case_verdict){.status = status};

@@ -10,7 +10,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 enum { LOOSE_ALIGNMENT = 256, LOOSE_BYTES = 4096 };
 
@@ -19,9 +18,8 @@ enum { LOOSE_ALIGNMENT = 256, LOOSE_BYTES = 4096 };
 attn_status case_query(const struct case_backend *backend, const attn_problem *problem,
                        attn_verdict *verdict, char *reason, size_t size)
 {
-    host_error error;
+    HOST_ERROR(error);
     attn_reason first = {.struct_size = sizeof first};
-    host_error_init(&error);
     *verdict = (attn_verdict){.struct_size = sizeof *verdict,
                               .reasons_capacity = reason ? 1 : 0,
                               .reasons = reason ? &first : NULL};

@@ -5,7 +5,6 @@
 #include "host/check/cases/gpu_case.h"
 #include "host/check/cases/draw.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

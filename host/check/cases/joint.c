@@ -137,8 +137,7 @@ static attn_status plan(struct case_session *session, struct joint *joint, attn_
 
 static bool execute(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     for (int32_t n = 0; n < joint->count && verdict->good; n++) {
         if (!good(verdict, session_spoil_scratch(session, &error.base), &error, "the scratch"))
             return false;
@@ -150,8 +149,7 @@ static bool execute(struct case_session *session, struct joint *joint, struct ca
 
 bool joint_plan(struct case_session *session, struct joint *joint, struct case_verdict *verdict)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     *verdict = (struct case_verdict){.good = true};
     if (!good(verdict, device_enter(session->device, &error.base), &error, "entering the device"))
         return false;
@@ -164,8 +162,7 @@ bool joint_plan(struct case_session *session, struct joint *joint, struct case_v
 void joint_judge_planned(struct case_session *session, struct joint *joint,
                          struct case_verdict *verdict)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     *verdict = (struct case_verdict){.good = true};
     if (!good(verdict, device_enter(session->device, &error.base), &error, "entering the device"))
         return;

@@ -4,9 +4,6 @@
  */
 #include "host/check/cases/kind.h"
 
-#include <string.h>
-
-#include "host/base/error.h"
 #include "host/base/mix.h"
 
 static const struct case_setup exactly = {.kind = ATTN_METADATA_EAGER, .exact_memory = true};

@@ -568,8 +568,7 @@ static attn_status run_seen(struct forward_case *c, struct case_session *session
 void linear_case_judge_part(struct forward_case *c, struct case_session *session,
                             const struct linear_part *part, struct case_verdict *verdict)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     char *before = malloc(c->bytes);
     attn_status status =
         before ? run_seen(c, session, part, before, &error.base)

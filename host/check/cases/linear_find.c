@@ -9,7 +9,6 @@
 #include "host/base/error.h"
 #include "host/base/mix.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

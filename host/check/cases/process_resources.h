@@ -6,7 +6,6 @@
 #define HOST_CHECK_CASES_PROCESS_RESOURCES_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 enum { PROCESS_MAX_FDS = 1024, PROCESS_MAX_THREADS = 1024 };

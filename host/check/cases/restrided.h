@@ -10,8 +10,6 @@
 #ifndef HOST_CHECK_CASES_RESTRIDED_H
 #define HOST_CHECK_CASES_RESTRIDED_H
 
-#include <stdbool.h>
-
 #include "host/check/cases/front.h"
 #include "host/device/device.h"
 

@@ -5,8 +5,6 @@
 
 #include "host/base/round.h"
 
-#include <stdio.h>
-
 /* ---- Question -------------------------------------------------------------------------------- */
 
 static const uint32_t mode_sets[] = {
@@ -153,8 +151,7 @@ bool rig_accepts(const struct check_subject *subject, const attn_problem *proble
 static bool child_accepts(struct compose_node *child, const attn_problem *problem)
 {
     attn_verdict verdict = {.struct_size = sizeof verdict};
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     return !child || (compose_query(child, problem, &verdict, &error.base) == ATTN_OK &&
                       verdict.supported == 1);
 }

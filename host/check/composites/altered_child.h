@@ -5,8 +5,6 @@
 #ifndef HOST_CHECK_COMPOSITES_ALTERED_CHILD_H
 #define HOST_CHECK_COMPOSITES_ALTERED_CHILD_H
 
-#include <stdbool.h>
-
 #include "attn_plugin.h"
 #include "host/check/cases/service_counter.h"
 

@@ -14,7 +14,6 @@
 #include "host/check/cases/refusal.h"
 #include "host/check/cases/rig.h"
 
-#include <stdio.h>
 #include <string.h>
 
 enum {

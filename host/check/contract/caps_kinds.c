@@ -8,8 +8,6 @@
 
 #include "host/check/cases/numerics.h"
 
-#include <stdio.h>
-
 /* ---- CAPS-02: what is accepted is created ---------------------------------------------------- */
 
 static bool lacks_means(attn_status status)

@@ -5,7 +5,6 @@
  * are counted; the address space shows memory that a backend maps and never touches. */
 #include "host/check/check.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "host/check/cases/process_resources.h"

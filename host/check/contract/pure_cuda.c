@@ -3,7 +3,6 @@
  * pure_cuda.c: the group PURE on CUDA devices, and what LIFE-09 and ERR-04 ask of a plugin: a
  * backend's calls of the driver, their streams, its waits, and its errors when they fail. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "host/check/cases/gpu_case.h"
 #include "host/device/cuda.h"

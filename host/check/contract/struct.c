@@ -5,7 +5,6 @@
  * poison at its end. The whole use of a backend gives the same each time. */
 #include "host/check/contract/contract.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -7,9 +7,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "host/check/cases/caps_visit.h"
 #include "host/check/cases/rig.h"

@@ -11,7 +11,6 @@
 #include "host/check/cases/kind.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "host/base/error.h"
 

@@ -6,9 +6,6 @@
 #include "host/check/cases/kind.h"
 
 #include "host/base/error.h"
-#include "host/base/operand_roles.h"
-
-#include <string.h>
 
 enum { FAMILY_CASES = 24, CUTS = 12 };
 

@@ -13,8 +13,6 @@
 
 #include "host/base/mix.h"
 
-#include <stdio.h>
-#include <string.h>
 #include <unistd.h>
 
 enum { CASES = 660, LATENTS = 180, LINEAR_CASES = 240, LARGE_CASES = 200, SPARSE_CASES = 60 };

@@ -5,8 +5,6 @@
  */
 #include "host/check/cases/kind.h"
 
-#include <string.h>
-
 enum {
     MANY_SEQUENCES = 300,
     FILLING_SEQUENCES = 24,

@@ -7,7 +7,6 @@
 #include "host/check/cases/restrided.h"
 
 #include <stdio.h>
-#include <string.h>
 
 enum { TEXT = 800 };
 

@@ -11,8 +11,6 @@
 #include "host/check/cases/numerics.h"
 #include "host/check/cases/kind.h"
 
-#include <string.h>
-
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
 /* ---- What is drawn --------------------------------------------------------------------------- */

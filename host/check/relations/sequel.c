@@ -18,8 +18,6 @@
 #include "host/base/dtype.h"
 #include "host/base/mix.h"
 
-#include <string.h>
-
 enum { STEPS = 3, CHAINS = 2, MASKS = MASK_ITEMS + 1, NUM_MODES = MODE_DRAFT + 1 };
 
 /* ---- Sequels --------------------------------------------------------------------------------- */

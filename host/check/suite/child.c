@@ -41,8 +41,7 @@ static void conclude(cJSON *answer, enum check_outcome outcome, const char *why)
 
 static void answer_open(struct check_child *child, cJSON *answer)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     enum check_outcome outcome = child_open(child, &error);
     conclude(answer, outcome, host_error_text(&error));
     if (outcome != CHECK_GOOD)

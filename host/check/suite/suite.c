@@ -6,7 +6,6 @@
 
 #include <poll.h>
 #include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "host/check/suite/json.h"
@@ -135,11 +134,10 @@ static void take_open(struct suite *suite, const struct sandbox_reply *reply)
 
 void suite_open(struct suite *suite, const struct check_params *params, struct check_report *report)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct sandbox_reply reply;
     suite->params = params;
     suite->report = report;
-    host_error_init(&error);
     if (sandbox_open(&suite->sandbox, params, &error.base)) {
         give_up(suite, CHECK_BROKEN, host_error_text(&error));
         return;
