@@ -20,8 +20,7 @@ if ! tracked=$(git -C "$top" ls-files 2>/dev/null) || test ! -e "$top/.git"; the
     tap_end
 fi
 
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 make -C "$build" -s --no-print-directory print-distfiles >"$scratch/packed" 2>/dev/null
 
 # forgotten TRACKED: files that are neither packed nor in a folder that is.

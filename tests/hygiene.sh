@@ -19,8 +19,7 @@ none()
     fi
 }
 
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 
 # ---- Who may include whom ------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
 list=$top/tests/kernel_usage.txt
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 
 # Files that were built, without their suffix: of plugins and of the host.
 (cd "$top" && find plugins host -name '*.cu') | sed 's/\.cu$//' | sort | while read -r file; do

@@ -7,8 +7,7 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 unset ATTNHOST_TEST_ALL ATTNHOST_TEST_PART ATTNHOST_TEST_SLOW ATTNHOST_TEST_LONG ATTNHOST_TEST_UNDER CK_RUN_CASE CK_EXCLUDE_TAGS
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 umask 022
 
 # cases [PART]: what a unit test says that passed, without its numbers.

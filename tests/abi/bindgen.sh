@@ -14,8 +14,7 @@ for tool in bindgen rustfmt python3; do
         tap_end
     fi
 done
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 if ! message=$(bindgen --no-prepend-enum-name "$top/include/attn_plugin.h" -o "$scratch/attn.rs" -- \
     -I"$top/include" 2>&1); then
     tap_not_ok "bindgen reads the headers" "$message"

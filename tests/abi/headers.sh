@@ -8,8 +8,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
 
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 warnings="-Wall -Wextra -Wpedantic -Werror"
 
 # compile COMPILER LANGUAGE STANDARD: standard input, no output but messages.

@@ -12,8 +12,7 @@ if ! command -v "$python" >/dev/null; then
     tap_skip "layout.golden" "no python3 here"
     tap_end
 fi
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 
 layout()
 {

@@ -13,8 +13,7 @@ if test "$(uname -m)" != x86_64; then
     tap_end
 fi
 umask 022
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 
 # refused NAME SENTENCE: the stored plugin of this name is refused with this sentence.
 refused()

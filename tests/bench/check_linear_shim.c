@@ -9,7 +9,6 @@
 #include "tests/bench/shim_test.h"
 
 #include <math.h>
-#include <string.h>
 
 enum { SEQS = 3, HEADS = 2, DIM = 8, ROW = 3 * HEADS * DIM, MOST = 5, STATE = HEADS * DIM * DIM };
 

@@ -13,8 +13,7 @@ fixtures=$ATTNHOST_TEST_FIXTURE_DIR
 
 # Trusted folders alone may hold plugins, whatever the user's umask.
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 mkdir "$folder/work" "$folder/p"
 
 # ---- Cases ---------------------------------------------------------------------------------------

@@ -8,13 +8,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
 
-python=${PYTHON3:-python3}
-if test "$python" = no || ! command -v "$python" >/dev/null; then
-    tap_skip "scripts of bench/" "python3 is not installed"
-    tap_end
-fi
-PYTHONDONTWRITEBYTECODE=1
-export PYTHONDONTWRITEBYTECODE
+tap_python "scripts of bench/"
 
 for script in "$top"/bench/*.py; do
     tap_try "$(basename "$script") is Python" \

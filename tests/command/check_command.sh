@@ -15,8 +15,7 @@ plugins=$ATTNHOST_TEST_PLUGIN_DIR
 built=$ATTNHOST_TEST_FIXTURE_DIR
 
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 
 # The fixtures under a path of ours, by which their processes are found.
 fixtures=$folder/fixtures

@@ -10,8 +10,7 @@ top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
 . "$top/tests/tools/tap.sh"
 
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 unset ATTNHOST_PLUGIN_PATH # the command in the build folder finds what was built with it
 cd / || exit 1
 python=${PYTHON3:-python3}

@@ -8,8 +8,7 @@ top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
 . "$top/tests/tools/tap.sh"
 
 attnhost=$ATTNHOST_TEST_COMMAND
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 unset ATTNHOST_PLUGIN_PATH
 cd "$folder" || exit 1
 cp "$top/examples/models/qwen3_next.json" config.json

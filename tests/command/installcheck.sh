@@ -12,8 +12,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 
 attnhost=$ATTNHOST_TEST_BINDIR/attnhost
 compiler=${CC:-cc}
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 umask 022
 PKG_CONFIG_PATH=$ATTNHOST_TEST_LIBDIR/pkgconfig
 export PKG_CONFIG_PATH

@@ -10,8 +10,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 
 built="Transformers builds the models"
 read="attnhost reads their layers as they are"
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 
 if test "${PYTHON3-no}" = no; then
     tap_skip "$built" "no python3"

@@ -9,8 +9,7 @@ top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
 
 attnhost=$ATTNHOST_TEST_COMMAND
 made=$ATTNHOST_TEST_BUILDDIR/host/cmd
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 cd "$folder" || exit 1
 
 commands=$("$attnhost" help | sed -n 's/^  \([a-z]*\)  .*/\1/p')

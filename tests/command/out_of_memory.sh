@@ -18,8 +18,7 @@ if nm -D "$ATTNHOST_TEST_COMMAND" | grep -q -e __asan_ -e __tsan_; then
     tap_end
 fi
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 unset ATTNHOST_PLUGIN_PATH
 
 # The backend, and two bystanders: each run reads them all.

@@ -8,8 +8,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
 umask 022
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 
 # build COMPILER SOURCE OUTPUT: as the example's Makefile does, from the tree.
 build()

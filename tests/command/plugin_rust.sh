@@ -8,8 +8,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
 umask 022
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 
 if command -v python3 >/dev/null; then
     tap_try "abi.rs is what the headers say" python3 "$top/tests/abi/rust.py" \

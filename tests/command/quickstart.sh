@@ -9,8 +9,7 @@ build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
 
 program=$(cd "$build" && pwd)/attnhost-quickstart
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 unset ATTNHOST_PLUGIN_PATH
 
 # Beside what it was built with, as in a build folder with one plugin.

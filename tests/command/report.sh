@@ -13,8 +13,7 @@ for needed in "$python" gnuplot; do
         tap_end
     fi
 done
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 unset ATTNHOST_PLUGIN_PATH
 cd "$folder" || exit 1
 "$ATTNHOST_TEST_COMMAND" run "$top/examples/quickstart.ini" --max-requests 4 --quiet --json run.json >said 2>&1 &&

@@ -13,10 +13,5 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-$(dirname "$0")/..}
 . "$top/tests/tools/tap.sh"
 
-python=${PYTHON3:-python3}
-if test "$python" = no || ! command -v "$python" >/dev/null; then
-    tap_skip "identities of a run" "python3 is not installed"
-    tap_end
-fi
-export PYTHONDONTWRITEBYTECODE=1
+tap_python "identities of a run"
 exec "$python" "$top/tests/independent/run_identities.py" "$@"

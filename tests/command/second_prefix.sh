@@ -10,8 +10,7 @@ build=${ATTNHOST_TEST_BUILDDIR:-.}
 . "$top/tests/tools/tap.sh"
 unset MAKEFLAGS MFLAGS MAKELEVEL # of the make that runs this
 unset LD_LIBRARY_PATH ATTNHOST_PLUGIN_PATH
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+tap_folder scratch
 umask 022
 
 name="a second prefix of the same build"

@@ -14,8 +14,7 @@ if test "$python" = no; then
     tap_end
 fi
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 cp "$ATTNHOST_TEST_FIXTURE_DIR/example_rows.so" "$folder" || exit 1
 if ! ATTNHOST_PLUGIN_PATH=$ATTNHOST_TEST_PLUGIN_DIR:$folder \
     "$ATTNHOST_TEST_COMMAND" list --matrix >"$folder/printed"; then

@@ -13,8 +13,7 @@ fixtures=$ATTNHOST_TEST_FIXTURE_DIR
 villain=$fixtures/villain.so
 
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 mkdir "$folder/work"
 mkfifo "$folder/said"
 cd "$folder/work" || exit 1

@@ -3,8 +3,7 @@
 # fa3_like_fake.sh: cases of the suite on fa3_like, on the fake driver, where host functions stand in for its kernels.
 # To be sourced. Without nvcc there is nothing to stand in for.
 . "$ATTNHOST_TEST_SRCDIR/tests/tools/tap.sh"
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 
 # pass_on_fake NAME ARGUMENT...: these cases pass. What is launched is added to $folder/launches.
 pass_on_fake()

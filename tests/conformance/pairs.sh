@@ -13,8 +13,7 @@ if ! not_now=$(sh "$top/tests/tools/turn.sh" pairs host/check/cases host/check/n
     tap_end
     exit
 fi
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 
 SPEC_PAIRS=$folder/specs "$ATTNHOST_TEST_BUILDDIR/tests/host/check/spec_pairs" check \
     "$ATTNHOST_TEST_PLUGIN_DIR/cpu_native.so" >"$folder/report"

@@ -8,8 +8,7 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 
 # Rules of the suite that no plugin can break, each with the reason.
 unbreakable()

@@ -8,8 +8,7 @@ top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
 umask 022
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 point='--filter PURE-0[134].*/1 --filter PURE-07.waits*/1 --filter PURE-07.staging/2
     --filter CAPT-01.captures/2 --filter CAPT-01.beyond* --filter CAPT-02.*/1
     --filter CAPT-03.*/1 --filter CAPT-04.padding/1 --filter CAPT-05.bits/1

@@ -15,8 +15,7 @@ const char fuzz_name[] = "check";
 static void read_waivers(const char *path)
 {
     struct waivers waivers;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = waivers_load(path, "2026-03-31", &waivers, &error.base);
     if (status != ATTN_OK) {
         fuzz_check_refusal(status, &error, path);
@@ -35,8 +34,7 @@ static void read_waivers(const char *path)
 static void read_profile(const char *path)
 {
     struct profile profile;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = profile_load(path, &profile, &error.base);
     if (status != ATTN_OK) {
         fuzz_check_refusal(status, &error, path);
@@ -56,8 +54,7 @@ static void read_replay(const char *path)
 {
     struct check_params params = {.replay = path};
     struct replay replay;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = replay_load(&params, &replay, &error.base);
     if (status != ATTN_OK) {
         fuzz_check_refusal(status, &error, path);

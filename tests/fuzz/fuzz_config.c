@@ -88,8 +88,7 @@ static void check_print(const struct config *config)
 static void check_model(const struct config *config)
 {
     struct model *model = NULL;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = model_create_ini(config, &model, &error.base);
     if (status != ATTN_OK)
         fuzz_check_refusal(status, &error, file_name);

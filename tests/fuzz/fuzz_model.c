@@ -54,8 +54,7 @@ static void check_layers(const struct model *model)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct model *model = NULL;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status =
         model_create_hf_text((const char *)data, size, file_name, NULL, &model, &error.base);
     if (status != ATTN_OK) {

@@ -29,8 +29,7 @@ static void check_request(const struct trace *trace, int64_t index)
 static void read_as(const char *path, trace_format format)
 {
     struct trace trace;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = trace_init(&trace, path, format, 0, &error.base);
     if (status != ATTN_OK) {
         fuzz_check_refusal(status, &error, path);

@@ -6,12 +6,6 @@ set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
 
-python=${PYTHON3:-python3}
-if test "$python" = no || ! command -v "$python" >/dev/null; then
-    tap_skip "mutants of $plugin" "python3 is not installed"
-    tap_end
-fi
-PYTHONDONTWRITEBYTECODE=1
-export PYTHONDONTWRITEBYTECODE
+tap_python "mutants of $plugin"
 umask 022 # a plugin that others may write is refused
 exec "$python" "$top/tests/mutants/mutants.py" "$plugin" "$@"

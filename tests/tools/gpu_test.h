@@ -24,4 +24,22 @@ static inline int has_gpu(void)
     return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
+/* Of a program that says so where there is no GPU, or where `why` it is not built. */
+#define GPU_TESTS(name)                                                                            \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        if (has_gpu())                                                                             \
+            return test_main(name);                                                                \
+        puts("1..0 # SKIP no CUDA driver or no GPU");                                              \
+        return EXIT_SUCCESS;                                                                       \
+    }                                                                                              \
+    _Static_assert(1, "")
+#define NO_GPU_TESTS(why)                                                                          \
+    int main(void)                                                                                 \
+    {                                                                                              \
+        puts("1..0 # SKIP " why);                                                                  \
+        return EXIT_SUCCESS;                                                                       \
+    }                                                                                              \
+    _Static_assert(1, "")
+
 #endif /* GPU_TEST_H */

@@ -170,8 +170,7 @@ static void load_pools(struct forward *f, const reference_states *states)
 struct forward *forward_create(int64_t request, int32_t layer, int64_t first, int64_t count,
                                const reference_states *before, bool with_z)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     struct forward *f = calloc(1, sizeof *f);
     *f = (struct forward){.indptr = {0, (int32_t)count}, .slot = 1, .dst = 2, .initial = !!before};
     f->state_batch = (attn_state_batch){.struct_size = sizeof f->state_batch,

@@ -39,6 +39,25 @@ tap_try()
     fi
 }
 
+# tap_folder NAME: the variable NAME is a new folder, which goes with the test.
+tap_folder()
+{
+    tap_made=$(mktemp -d) || exit 1
+    eval "$1=\$tap_made"
+    trap 'rm -rf "$tap_made"' EXIT
+}
+
+# tap_python NAME: $python, or all is skipped.
+tap_python()
+{
+    python=${PYTHON3:-python3}
+    export PYTHONDONTWRITEBYTECODE=1
+    if test "$python" = no || ! command -v "$python" >/dev/null; then
+        tap_skip "$1" "python3 is not installed"
+        tap_end
+    fi
+}
+
 tap_end()
 {
     echo "1..$tap_count"

@@ -122,15 +122,16 @@ static inline struct test_group **test_groups(void)
     }                                                                                              \
     _Static_assert(1, "")
 
-static inline TCase *make_group(const char *name)
+/* `others`: the settings of groups that are not described. */
+static inline TCase *make_group(const char *name, const struct test_group *others)
 {
     TCase *made = tcase_create(name);
-    struct test_group *group = *test_groups();
-    while (group && strcmp(group->name, name) != 0)
-        group = group->next;
-    if (!group)
-        return made;
-    group->has_tests = true;
+    struct test_group *described = *test_groups();
+    while (described && strcmp(described->name, name) != 0)
+        described = described->next;
+    if (described)
+        described->has_tests = true;
+    const struct test_group *group = described ? described : others;
     tcase_add_checked_fixture(made, group->set_up, group->tear_down);
     tcase_add_unchecked_fixture(made, group->set_up_once, group->tear_down_once);
     if (group->timeout != 0)
@@ -140,9 +141,9 @@ static inline TCase *make_group(const char *name)
     return made;
 }
 
-static inline void add_group(Suite *suite, const char *name)
+static inline void add_group(Suite *suite, const char *name, const struct test_group *others)
 {
-    TCase *group = make_group(name);
+    TCase *group = make_group(name, others);
     suite_add_tcase(suite, group);
     for (struct test_entry *entry = *test_entries(); entry; entry = entry->next) {
         if (strcmp(entry->group, name) != 0)
@@ -156,12 +157,12 @@ static inline void add_group(Suite *suite, const char *name)
 
 /* Run this file's tests, print each in TAP (the driver of `make check` reads it), and return what
  * main() shall return. The environment's CK_FORK, CK_RUN_CASE ... work as documented by Check. */
-static inline int test_main(const char *name)
+static inline int test_main_of(const char *name, const struct test_group *others)
 {
     Suite *suite = suite_create(name);
     for (struct test_entry *entry = *test_entries(); entry; entry = entry->next)
         if (!entry->is_added)
-            add_group(suite, entry->group);
+            add_group(suite, entry->group, others);
     for (struct test_group *group = *test_groups(); group; group = group->next)
         if (!group->has_tests) {
             printf("Bail out! the group %s has no tests\n", group->name);
@@ -175,11 +176,17 @@ static inline int test_main(const char *name)
     return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* TESTS("name"); is the main() of a program that always runs. */
-#define TESTS(name)                                                                                \
+static inline int test_main(const char *name)
+{
+    return test_main_of(name, &(const struct test_group){.name = NULL});
+}
+
+/* TESTS("name"); is the main() of a program that always runs, TESTS("name", .set_up = set_up) that of one whose groups
+ * have these settings where no GROUP() describes them. */
+#define TESTS(suite_name, ...)                                                                     \
     int main(void)                                                                                 \
     {                                                                                              \
-        return test_main(name);                                                                    \
+        return test_main_of(suite_name, &(const struct test_group){.name = NULL, __VA_ARGS__});    \
     }                                                                                              \
     _Static_assert(1, "")
 

@@ -548,6 +548,4 @@ TEST_OF(refused, senseless_lists)
     case_destroy(d);
 }
 
-GROUP(refused, .set_up_once = open_plugin);
-GROUP(work, .set_up_once = open_plugin);
-TESTS("cpu_native");
+TESTS("cpu_native", .set_up_once = open_plugin);

@@ -41,8 +41,7 @@ static void expect(const char *text)
 
 TEST_OF(fail, writes_code_and_text)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_uint_eq(error.base.struct_size, sizeof error.base);
     ck_assert_uint_eq(error.base.capacity, sizeof error.text);
     ck_assert_ptr_eq(error.base.message, error.text);
@@ -57,8 +56,7 @@ TEST_OF(fail, writes_code_and_text)
 /* What a message quotes may come from a file: no line end in it, no escape for a terminal. */
 TEST_OF(fail, is_one_line_without_controls)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     host_fail(&error.base, ATTN_CONFIG_ERROR, "got '%s'", "a\nb\t\x1b[2J\x7f\xc3\xa9");
     ck_assert_str_eq(host_error_text(&error), "got 'a?b??[2J?\xc3\xa9'");
     host_fail_prefix(&error.base, "x\r%d", 5);
@@ -111,8 +109,7 @@ TEST_OF(fail, cuts_at_characters)
 
 TEST_OF(prefix, prefixes)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     host_fail(&error.base, ATTN_CONFIG_ERROR, "inner %d", 1);
     ck_assert_int_eq(host_fail_prefix(&error.base, "layer %d", 5), ATTN_CONFIG_ERROR);
     ck_assert_int_eq(host_fail_prefix(&error.base, "outer"), ATTN_CONFIG_ERROR);
@@ -168,8 +165,7 @@ TEST_OF(prefix, long_prefix_and_message)
     char prefix[900], wanted[1024];
     memset(prefix, 'p', sizeof prefix - 1);
     prefix[sizeof prefix - 1] = '\0';
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     host_fail(&error.base, ATTN_INTERNAL, "%0100d", 0);
     host_fail_prefix(&error.base, "%s", prefix);
     snprintf(wanted, sizeof wanted, "%s: %0100d", prefix, 0);

@@ -13,7 +13,6 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -222,9 +221,8 @@ TEST_OF(threads, plugin_services_do_not_nest)
 
 TEST_OF(threads, bad_arguments)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct threads *threads = NULL;
-    host_error_init(&error);
     ck_assert_int_eq(threads_create(THREADS_MAX + 1, &threads, &error.base), ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_null(threads);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "4097"));
@@ -362,8 +360,7 @@ TEST_OF(threads, borrowed_threads)
 {
     uint32_t worker = 2;
     struct backward backward = {.count = 0};
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_int_eq(threads_borrow(0, run_on_a_thread, &worker, &backward.threads, &error.base),
                      ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(threads_borrow(3, run_on_a_thread, &worker, &backward.threads, &error.base),
@@ -384,8 +381,7 @@ TEST_OF(threads, threads_that_the_system_refuses)
 {
     struct threads *threads = NULL;
     pthread_attr_t before, large;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_int_eq(pthread_getattr_default_np(&before), 0);
     ck_assert_int_eq(pthread_getattr_default_np(&large), 0);
     ck_assert_int_eq(pthread_attr_setstacksize(&large, (size_t)1 << 47), 0);

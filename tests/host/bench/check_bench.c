@@ -667,6 +667,4 @@ TEST_OF(interrupted, test_interrupted)
 }
 
 GROUP(cpu, .set_up = set_up_cpu, .tear_down = tear_down);
-GROUP(gpu, .set_up = set_up_gpu, .tear_down = tear_down_gpu);
-GROUP(interrupted, .set_up = set_up_gpu, .tear_down = tear_down_gpu);
-TESTS("bench");
+TESTS("bench", .set_up = set_up_gpu, .tear_down = tear_down_gpu);

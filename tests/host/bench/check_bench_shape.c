@@ -433,6 +433,4 @@ TEST_OF(counts, test_masks_by_oracle)
     }
 }
 
-GROUP(grammar, .set_up = set_up, .tear_down = tear_down);
-GROUP(counts, .set_up = set_up, .tear_down = tear_down);
-TESTS("bench_shape");
+TESTS("bench_shape", .set_up = set_up, .tear_down = tear_down);

@@ -290,8 +290,7 @@ TEST_OF(shapes, layers_with_windows_have_their_pages)
     struct config config = {.kv_cache.hybrid_swa_memory = true};
     struct model *mixed = model_new("mixed", "test", &config);
     struct model_spec spec;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_ptr_nonnull(mixed);
     model_spec_softmax(&spec, 4, 2, 16, 16);
     spec.group.window_left = 7;
@@ -503,8 +502,7 @@ TEST_OF(memory, out_of_memory)
     for (int n = 0; n < 8; n++) {
         uint64_t before = 0;
         char wanted[128];
-        host_error error;
-        host_error_init(&error);
+        HOST_ERROR(error);
         device.type = types[n / 4];
         allocations = 0;
         fail_at = n % 4 + 1;
@@ -545,7 +543,4 @@ TEST_OF(memory, sizes_do_not_wrap)
     ck_assert_uint_eq(largest, UINT64_MAX);
 }
 
-GROUP(shapes, .set_up = set_up, .tear_down = tear_down);
-GROUP(fresh, .set_up = set_up, .tear_down = tear_down);
-GROUP(memory, .set_up = set_up, .tear_down = tear_down);
-TESTS("kv_pool");
+TESTS("kv_pool", .set_up = set_up, .tear_down = tear_down);

@@ -23,8 +23,7 @@ static struct radix_cache *cache;
 
 static void make_cache(int32_t page_size, int64_t num_pages)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = slots_init(&slots, page_size, num_pages, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
     status = radix_cache_create(&slots, windows.num_pages ? &windows : NULL,
@@ -34,8 +33,7 @@ static void make_cache(int32_t page_size, int64_t num_pages)
 
 static void make_cache_with_states(int32_t page_size, int64_t num_states)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = slots_init(&states, 1, num_states + 1, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
     make_cache(page_size, NUM_PAGES);
@@ -686,7 +684,5 @@ TEST_OF(limits, many_children_take_linear_time)
     ck_assert_int_eq(slots_free_tokens(&slots), slots_capacity(&slots));
 }
 
-GROUP(core, .tear_down = tear_down);
-GROUP(random, .tear_down = tear_down);
 GROUP(limits, .tags = "long", .tear_down = tear_down);
-TESTS("radix_cache");
+TESTS("radix_cache", .tear_down = tear_down);

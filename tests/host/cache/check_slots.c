@@ -349,6 +349,4 @@ TEST_OF(limits, impossible_tables_are_refused)
     request_table_finish(&table);
 }
 
-GROUP(core, .set_up = set_up, .tear_down = tear_down);
-GROUP(limits, .set_up = set_up, .tear_down = tear_down);
-TESTS("slots");
+TESTS("slots", .set_up = set_up, .tear_down = tear_down);

@@ -745,7 +745,5 @@ TEST_OF(judge, one_value_for_its_neighbour)
     forward_case_destroy(c);
 }
 
-GROUP(cases, .set_up = open_native, .tear_down = close_native);
 GROUP(needles, .set_up = open_native, .tear_down = close_native, .timeout = 200);
-GROUP(judge, .set_up = open_native, .tear_down = close_native);
-TESTS("forward_case");
+TESTS("forward_case", .set_up = open_native, .tear_down = close_native);

@@ -267,11 +267,4 @@ TEST_OF(device, test_loss_and_reset)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-int main(void)
-{
-    if (!has_gpu()) {
-        puts("1..0 # SKIP no CUDA driver or no GPU");
-        return EXIT_SUCCESS;
-    }
-    return test_main("gpu");
-}
+GPU_TESTS("gpu");

@@ -36,6 +36,14 @@ static struct grid *make_grid(const attn_backend_type *type, uint64_t seed, bool
     return grid;
 }
 
+static void end_grid(struct grid **grid)
+{
+    grid_destroy(*grid);
+}
+
+/* One that ends with its block. */
+#define GRID(name) struct grid *name __attribute__((cleanup(end_grid)))
+
 /* ---- A backend that accepts less ------------------------------------------------------------- */
 
 static attn_status refuse(attn_verdict *verdict, const char *what)
@@ -159,7 +167,7 @@ TEST_OF(grid, accepted_pairs_are_covered)
 
 TEST_OF(grid, refused_points_are_left_out)
 {
-    struct grid *grid = make_grid(with_query(choosy_query), 4, false);
+    GRID(grid) = make_grid(with_query(choosy_query), 4, false);
     struct case_spec spec;
     ck_assert_int_gt(grid->num_points, 50);
     for (int32_t n = 0; n < grid->num_points; n++) {
@@ -169,7 +177,6 @@ TEST_OF(grid, refused_points_are_left_out)
         ck_assert(!(spec.window_left >= 0 && spec.logit_cap > 0));
         ck_assert_ptr_null(case_spec_defect(&spec));
     }
-    grid_destroy(grid);
 }
 
 TEST_OF(grid, equal_seeds_give_equal_grids)
@@ -199,9 +206,8 @@ LOOP_OF(grid, it_is_the_same_on_every_machine, 0, 3)
     device->cpu_isa = isas[_i];
     device->memory_bytes = UINT64_C(1) << (30 + _i);
     device->l2_bytes = UINT64_C(1) << (20 + _i);
-    struct grid *grid = make_grid(f.subject.type, 7, false);
+    GRID(grid) = make_grid(f.subject.type, 7, false);
     ck_assert_str_eq(grid->digest, golden);
-    grid_destroy(grid);
 }
 
 TEST_OF(grid, exhaustive_has_more)
@@ -217,12 +223,11 @@ TEST_OF(grid, exhaustive_has_more)
 /* Which forms of indices can be asked for is found out by the options that decide it. */
 TEST_OF(grid, index_forms_are_found)
 {
-    struct grid *grid = make_grid(f.subject.type, 1, false);
+    GRID(grid) = make_grid(f.subject.type, 1, false);
     uint32_t found = 0;
     for (int32_t n = 0; n < grid->num_forms; n++)
         found |= 1u << grid->forms[n].forms;
     ck_assert_uint_eq(found, 1u << 1 | 1u << 2 | 1u << 4 | 1u << 7);
-    grid_destroy(grid);
 }
 
 /* ---- Products -------------------------------------------------------------------------------- */
@@ -232,7 +237,7 @@ TEST_OF(grid, products_are_of_what_is_accepted)
     static const struct grid_choice choices[] = {
         {AXIS_WINDOW, 0xff}, {AXIS_CAP, 7}, {AXIS_MODE, 3}, {0, 0}};
     static const struct grid_choice none[] = {{AXIS_PAGE, 1u << 1}, {0, 0}};
-    struct grid *grid = make_grid(with_query(choosy_query), 1, false);
+    GRID(grid) = make_grid(with_query(choosy_query), 1, false);
     struct grid_point point, last = {{0}};
     char reason[512] = "";
     /* 8 windows without a cap, 3 of them with two caps, both modes. */
@@ -245,26 +250,24 @@ TEST_OF(grid, products_are_of_what_is_accepted)
     }
     ck_assert_int_eq(grid_product(grid, none, 0, &point, reason, sizeof reason), 0);
     ck_assert_str_eq(reason, "head_dim not this one: accepted nothing");
-    grid_destroy(grid);
 }
 
 /* What differs from the plain points in several ways at once is found by its reasons. */
 TEST_OF(grid, a_base_is_found_by_reasons)
 {
     struct case_spec spec;
-    struct grid *grid = make_grid(with_query(narrow_query), 1, false);
+    GRID(grid) = make_grid(with_query(narrow_query), 1, false);
     ck_assert_str_eq(grid->refusal, "");
     ck_assert_int_gt(grid->num_points, 20);
     ck_assert(grid_accepts(grid, &grid->base, &spec, NULL, 0));
     ck_assert_int_eq(spec.head_dim, 128);
-    grid_destroy(grid);
 }
 
 /* A query may be slow: to choose and to count cases each question is posed once. */
 TEST_OF(grid, no_question_is_posed_twice)
 {
     static const struct grid_choice choices[] = {{AXIS_PAGE, 7}, {AXIS_WINDOW, 0xff}, {0, 0}};
-    struct grid *grid = make_grid(with_query(narrow_query), 1, false);
+    GRID(grid) = make_grid(with_query(narrow_query), 1, false);
     struct check_subject subject = f.subject;
     subject.grid = &grid;
     int32_t count = numerics_count(&subject, choices), before = num_queries;
@@ -273,15 +276,13 @@ TEST_OF(grid, no_question_is_posed_twice)
     ck_assert_int_eq(num_queries, before);
     ck_assert(grid_accepts(grid, &grid->base, NULL, NULL, 0)); /* as a case does */
     ck_assert_int_eq(num_queries, before + 1);
-    grid_destroy(grid);
 }
 
 TEST_OF(grid, nothing_accepted_is_an_empty_grid)
 {
-    struct grid *grid = make_grid(with_query(no_query), 1, true);
+    GRID(grid) = make_grid(with_query(no_query), 1, true);
     ck_assert_int_eq(grid->num_points, 0);
     ck_assert_str_eq(grid->refusal, "head_dim any: accepted nothing");
-    grid_destroy(grid);
 }
 
 /* Of every rule that the numerics are about there are cases. */
@@ -291,7 +292,7 @@ TEST_OF(grid, every_rule_is_exercised)
         "MEAN-02", "MEAN-03", "MEAN-04", "MEAN-05", "MEAN-06", "MEAN-07", "MEAN-08", "MEAN-09",
         "MEAN-10", "MEAN-11", "MEAN-12", "MEAN-13", "MEAN-14", "MEAN-15", "MEAN-16", "MEAN-17",
         "KV-01",   "KV-02",   "KV-03",   "KV-04",   "KV-06",   "KV-08",   "CAPT-04"};
-    struct grid *grid = make_grid(f.subject.type, 1, false);
+    GRID(grid) = make_grid(f.subject.type, 1, false);
     char text[400];
     for (size_t r = 0; r < sizeof rules / sizeof rules[0]; r++) {
         int32_t count = 0;
@@ -302,7 +303,6 @@ TEST_OF(grid, every_rule_is_exercised)
         ck_assert_msg(count >= 10, "%s has %d cases", rules[r], count);
         ck_assert_msg(count < grid->num_points || strcmp(rules[r], "KV-06") == 0, "%s", rules[r]);
     }
-    grid_destroy(grid);
 }
 
 /* ---- Latent layers --------------------------------------------------------------------------- */
@@ -331,7 +331,7 @@ TEST_OF(grid, latent_points_are_the_same_on_every_machine)
     uint8_t digest[SHA256_DIGEST_SIZE];
     char text[600], hex[2 * SHA256_DIGEST_SIZE + 1];
     int32_t expanded = 0, packed = 0, taken = 0;
-    struct grid *grid = make_grid(with_query(latent_query), 3, false);
+    GRID(grid) = make_grid(with_query(latent_query), 3, false);
     sha256_init(&sha256);
     for (uint64_t n = 0; n < 900; n++) {
         struct grid_point point;
@@ -359,7 +359,6 @@ TEST_OF(grid, latent_points_are_the_same_on_every_machine)
     ck_assert_int_gt(expanded, 50);
     ck_assert_int_gt(packed, 50);
     ck_assert_str_eq(hex, golden);
-    grid_destroy(grid);
 }
 
 TEST_OF(grid, chunks_lie_in_their_prefix)
@@ -367,7 +366,7 @@ TEST_OF(grid, chunks_lie_in_their_prefix)
     static const struct grid_choice chunks[GRID_MAX_CHOICES + 1] = {
         OF_LATENTS(MLA_EXPANDED, MLA_LATENT, BIT(MLA_SMALL), {AXIS_LENGTHS, 63},
                    {AXIS_SOURCE, BIT(SOURCE_PREFIX)}, {AXIS_MASK, BIT(MASK_NONE)})};
-    struct grid *grid = make_grid(f.subject.type, 3, false);
+    GRID(grid) = make_grid(f.subject.type, 3, false);
     int32_t count = grid_product(grid, chunks, -1, NULL, NULL, 0), whole = 0, part = 0, none = 0;
     ck_assert_int_eq(count, 6);
     for (int32_t n = 0; n < count; n++) {
@@ -387,17 +386,15 @@ TEST_OF(grid, chunks_lie_in_their_prefix)
     ck_assert_int_ge(whole, 3);
     ck_assert_int_ge(part, 3);
     ck_assert_int_ge(none, 3);
-    grid_destroy(grid);
 }
 
 TEST_OF(grid, no_latent_layers_has_a_reason)
 {
     struct grid_point point;
     char reason[256] = "";
-    struct grid *grid = make_grid(with_query(no_query), 3, false);
+    GRID(grid) = make_grid(with_query(no_query), 3, false);
     ck_assert_int_eq(grid_product(grid, latents, 0, &point, reason, sizeof reason), 0);
     ck_assert_msg(strstr(reason, "accepted nothing"), "%s", reason);
-    grid_destroy(grid);
 }
 
 GROUP(grid, .set_up = open_native, .tear_down = close_native, .timeout = 100);

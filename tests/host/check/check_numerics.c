@@ -207,8 +207,6 @@ LOOP_OF(wrong, what_is_wrong_is_found, 0, COUNT(wrongs))
     f.subject.type = real;
 }
 
-GROUP(right, .set_up = open_native, .tear_down = close_native, .timeout = 200);
-GROUP(wrong, .set_up = open_native, .tear_down = close_native, .timeout = 200);
 GROUP(fixture, .set_up = open_fixture, .tear_down = close_fixture, .timeout = 200);
 GROUP(hybrid, .set_up = open_hybrid, .tear_down = close_native, .timeout = 200);
-TESTS("numerics");
+TESTS("numerics", .set_up = open_native, .tear_down = close_native, .timeout = 200);

@@ -4,12 +4,12 @@
  * of backends with code of their own. device_pairs.c does the same on a GPU.
  */
 #include <stdlib.h>
-#include <string.h>
 
 #include "host/check/cases/service_counter.h"
 #include "host/embed/embed.h"
 #include "host/base/error.h"
 #include "tests/host/check/pairs_case.h"
+#include "tests/tools/plain_problem.h"
 #include "tests/tools/test_main.h"
 
 static const char *const backends[] = {"cpu_native", "example_rows"};
@@ -71,54 +71,27 @@ LOOP_OF(pairs, pairs_of_other_layouts_are_refused, 0, 2)
 LOOP_OF(pairs, other_layouts_allocate_nothing, 0, 2)
 {
     static const char *const pairs[] = {"prefill", "example_rows", "decode", "decode_hnd"};
-    attn_device device = {.struct_size = sizeof device, .type = ATTN_DEVICE_CPU};
-    attn_layer layer = {.struct_size = sizeof layer};
-    attn_layer_group group = {.struct_size = sizeof group,
-                              .num_q_heads = 4,
-                              .num_kv_heads = 2,
-                              .head_dim = 64,
-                              .v_head_dim = 64,
-                              .window_left = -1,
-                              .sm_scale = 0.125f,
-                              .num_layers = 1,
-                              .layers = &layer};
-    attn_bounds bounds = {.struct_size = sizeof bounds,
-                          .modes =
-                              ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE),
-                          .mask_kinds = 1,
-                          .max_seqs = 4,
-                          .max_tokens = 16,
-                          .max_q_len = 16,
-                          .max_kv_len = 64,
-                          .max_kv_tokens = 256};
-    attn_problem problem = {.struct_size = sizeof problem,
-                            .device = &device,
-                            .group = &group,
-                            .bounds = &bounds,
-                            .kv_layout = _i == 0 ? ATTN_LAYOUT_KV_NHD : ATTN_LAYOUT_KV_HND,
-                            .q_dtype = ATTN_BF16,
-                            .kv_dtype = ATTN_BF16,
-                            .out_dtype = ATTN_BF16,
-                            .page_size = 16,
-                            .tp_size = 1};
+    struct plain_problem plain;
     attn_reason reason = {.struct_size = sizeof reason};
     attn_verdict verdict = {
         .struct_size = sizeof verdict, .reasons_capacity = 1, .reasons = &reason};
-    host_error error;
+    HOST_ERROR(error);
     struct compose_node *node;
     struct service_counter counter;
     attn_instance *instance = NULL;
-    host_error_init(&error);
+    plain_problem_init(&plain, 0, ATTN_BF16);
+    if (_i == 1)
+        plain.problem.kv_layout = ATTN_LAYOUT_KV_HND;
     ck_assert_int_eq(attnhost_define_backend(host, "pair", "hybrid_phase", pairs, 2, &error.base),
                      ATTN_OK);
     ck_assert_int_eq(compose_resolve(&host->composer, "pair", NULL, &node, &error.base), ATTN_OK);
-    ck_assert_int_eq(compose_query(node, &problem, &verdict, &error.base), ATTN_OK);
+    ck_assert_int_eq(compose_query(node, &plain.problem, &verdict, &error.base), ATTN_OK);
     ck_assert_uint_eq(verdict.supported, 0);
     ck_assert_uint_eq(reason.code, ATTN_REASON_KV_LAYOUT);
     ck_assert_str_eq(reason.child, _i == 0 ? "decode_hnd" : "example_rows");
     service_counter_init(&counter, &node->services);
     const attn_backend_type *type = node->type->type;
-    ck_assert_int_eq(type->create(type, &problem, 1, &node->options->view, &counter.table,
+    ck_assert_int_eq(type->create(type, &plain.problem, 1, &node->options->view, &counter.table,
                                   &instance, &error.base),
                      ATTN_UNSUPPORTED);
     ck_assert_ptr_null(instance);

@@ -94,11 +94,10 @@ static int check_pair(attnhost *host, int first, int second, int *number)
 int main(int argc, char **argv)
 {
     char text[PAIRS_TEXT];
-    host_error error;
+    HOST_ERROR(error);
     attn_device info;
     int number = 0, failures = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    host_error_init(&error);
     if (device_describe(ATTN_DEVICE_CUDA, 0, &info, &error.base) != ATTN_OK)
         return skip(host_error_text(&error));
     name_files();

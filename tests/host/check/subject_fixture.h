@@ -12,7 +12,6 @@
 #include "tests/tools/test_main.h"
 
 #include <stdio.h>
-#include <string.h>
 
 struct subject_fixture {
     attnhost *host;

@@ -4,7 +4,6 @@
  * is around checks: processes, limits, reports. What it says of the fixtures does not change when a
  * group of checks does.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

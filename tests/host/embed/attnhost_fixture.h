@@ -10,6 +10,7 @@
 
 #include "host/base/error.h"
 #include "tests/fixtures/fixture.h"
+#include "tests/tools/plain_problem.h"
 #include "tests/tools/test_main.h"
 
 #include <stdio.h>
@@ -87,43 +88,35 @@ static attn_problem problems[2];
 /* Two KV groups of one layer each. */
 static inline void make_problems(void)
 {
-    memset(&bounds, 0, sizeof bounds);
+    struct plain_problem plain;
+    for (int p = 0; p < 2; p++) {
+        plain_problem_init(&plain, p, ATTN_F32);
+        layers[p] = plain.layer;
+        groups[p] = plain.group;
+        groups[p].layers = &layers[p];
+        problems[p] = plain.problem;
+        problems[p].device = &device;
+        problems[p].group = &groups[p];
+        problems[p].bounds = &bounds;
+    }
     device.struct_size = sizeof device;
     ck_assert_int_eq(attnhost_device_init(&device, ATTN_DEVICE_CPU, 0, NULL), ATTN_OK);
-    bounds =
-        (attn_bounds){.struct_size = sizeof bounds,
-                      .modes = ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_DECODE) |
-                               ATTN_MODE_BIT(ATTN_MODE_MIXED),
-                      .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-                      .max_seqs = 8,
-                      .max_tokens = 33,
-                      .max_q_len = 17,
-                      .max_kv_len = 100,
-                      .max_kv_tokens = 800};
-    for (int p = 0; p < 2; p++) {
-        layers[p] = (attn_layer){.struct_size = sizeof layers[p], .layer_id = p, .kv_buffer = p};
-        groups[p] = (attn_layer_group){.struct_size = sizeof groups[p],
-                                       .kv_group = p,
-                                       .num_q_heads = 4,
-                                       .num_kv_heads = 2,
-                                       .head_dim = 64,
-                                       .v_head_dim = 64,
-                                       .window_left = -1,
-                                       .sm_scale = 0.125f,
-                                       .num_layers = 1,
-                                       .layers = &layers[p]};
-        problems[p] = (attn_problem){.struct_size = sizeof problems[p],
-                                     .device = &device,
-                                     .group = &groups[p],
-                                     .bounds = &bounds,
-                                     .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                     .q_dtype = ATTN_F32,
-                                     .kv_dtype = ATTN_F32,
-                                     .out_dtype = ATTN_F32,
-                                     .page_size = 16,
-                                     .tp_size = 1};
-    }
+    bounds = plain.bounds;
+    bounds.modes |= ATTN_MODE_BIT(ATTN_MODE_MIXED);
+    bounds.max_seqs = 8;
+    bounds.max_tokens = 33;
+    bounds.max_q_len = 17;
+    bounds.max_kv_len = 100;
+    bounds.max_kv_tokens = 800;
 }
+
+static inline void end_backend(attnhost_backend **backend)
+{
+    attnhost_backend_destroy(*backend);
+}
+
+/* One that ends with its block. */
+#define BACKEND(name) attnhost_backend *name __attribute__((cleanup(end_backend)))
 
 static inline attnhost_backend *compose(const char *name)
 {

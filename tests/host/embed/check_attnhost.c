@@ -106,7 +106,7 @@ TEST_OF(attnhost, memory_is_given_or_allocated)
 
 TEST_OF(attnhost, scratch_is_shared_and_never_moves)
 {
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *first = make_metadata(backend, NULL);
     struct embed_scratch *small = backend->scratch[ATTN_SPACE_DEVICE];
     ck_assert_uint_eq(small->users, 2);
@@ -134,14 +134,13 @@ TEST_OF(attnhost, scratch_is_shared_and_never_moves)
         ATTN_UNSUPPORTED);
     ck_assert_str_eq(host_error_text(&error), "fixture_one: 77 sequences are too odd");
     ck_assert_uint_eq(large->users, 1);
-    attnhost_backend_destroy(backend);
 }
 
 /* ---- Batches --------------------------------------------------------------------------------- */
 
 TEST_OF(attnhost, dispatch_by_mode)
 {
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     const struct fixture_counters *counters = counters_of("fixture_good");
     ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);
@@ -161,7 +160,6 @@ TEST_OF(attnhost, dispatch_by_mode)
         ck_assert_int_eq(counters->decodes - decodes, steps[s].decodes);
     }
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* A backend may know devices that this host does not drive: it can be asked, and the host says by
@@ -205,7 +203,7 @@ TEST_OF(attnhost, devices_of_others)
 
 TEST_OF(attnhost, one_phase_alone)
 {
-    attnhost_backend *backend = compose("fixture_two");
+    BACKEND(backend) = compose("fixture_two");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_INVALID_ARGUMENT);
     assert_says(
@@ -224,12 +222,11 @@ TEST_OF(attnhost, one_phase_alone)
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     ck_assert_int_eq(forward(metadata, 1), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 TEST_OF(attnhost, counters_are_zeroed_after_a_failure)
 {
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
     ck_assert_int_eq(forward(metadata, FIXTURE_LAYER_FAILS), ATTN_INVALID_ARGUMENT);
@@ -243,7 +240,6 @@ TEST_OF(attnhost, counters_are_zeroed_after_a_failure)
                      ATTN_INVALID_ARGUMENT);
     ck_assert_int_eq(forward(metadata, 0), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* ---- Helpers --------------------------------------------------------------------------------- */

@@ -24,7 +24,7 @@
 
 TEST_OF(checks, bad_batches)
 {
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_EXTEND), ATTN_OK);
     ASSERT_BAD_BATCH("batch.mode is 6; accepted: 0..5", batch.mode = 6);
@@ -55,14 +55,13 @@ TEST_OF(checks, bad_batches)
     ck_assert_str_eq(host_error_text(&error), "fixture_one: seven sequences");
     ck_assert_int_eq(forward(metadata, 0), ATTN_BAD_STATE);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Sequences of a MIXED batch that decode: where they are, and how many queries they have. */
 TEST_OF(checks, bad_decodes)
 {
     static const int32_t two_each[4] = {0, 1, 3, 5};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     bounds.uses = ATTN_USES_DECODES_FIRST;
     attnhost_metadata *metadata = make_metadata(backend, NULL);
 #define MIXED(count, first, queries)                                                               \
@@ -96,7 +95,6 @@ TEST_OF(checks, bad_decodes)
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
 #undef MIXED
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Which keys are chosen is each call's; how many at most is the batch's. */
@@ -104,7 +102,7 @@ TEST_OF(checks, bad_sparse)
 {
     const attn_sparse_dims dims = {.struct_size = sizeof dims, .top_k = 64, .block_size = 1};
     attn_sparse_batch sparse = {.struct_size = sizeof sparse};
-    attnhost_backend *backend = NULL;
+    BACKEND(backend) = NULL;
     make_problems();
     groups[1].kind = ATTN_KIND_SPARSE;
     groups[1].sparse = &dims;
@@ -121,7 +119,6 @@ TEST_OF(checks, bad_sparse)
     batch.sparse = &sparse;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Linear layers need the slots of their state group, and each group is looked at. */
@@ -129,7 +126,7 @@ TEST_OF(checks, bad_state_groups)
 {
     static const int32_t slots[3] = {4, 7, 9}, twice[3] = {4, 7, 4};
     attn_state_batch states[2];
-    attnhost_backend *backend = NULL;
+    BACKEND(backend) = NULL;
     make_problems();
     groups[1].kind = ATTN_KIND_LINEAR;
     groups[1].state_group = 1;
@@ -153,7 +150,6 @@ TEST_OF(checks, bad_state_groups)
     ASSERT_BAD_BATCH("batch.state_groups[1].slot.device is absent", STATES(2));
 #undef STATES
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* A host array is there to be read: one that contradicts the batch would make a backend write past
@@ -166,7 +162,7 @@ TEST_OF(checks, bad_indptr)
     const attn_mask mask = {.struct_size = sizeof mask, .indptr = {mask_falls, NULL}};
     const attn_shared_prefix shared = {
         .struct_size = sizeof shared, .num_groups = 3, .seq_indptr = {jump, jump}};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     make_batch(ATTN_MODE_EXTEND);
     batch.q_indptr.host = moved; /* rows of a slice */
@@ -187,7 +183,6 @@ TEST_OF(checks, bad_indptr)
     batch.q_indptr.host = falling; /* not read in DECODE */
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Lengths that contradict each other; padding may say what it likes. */
@@ -196,7 +191,7 @@ TEST_OF(checks, bad_lens)
     static const int32_t long_lens[3] = {1, 10, 4}, beyond[3] = {1, 9, 101},
                          negative[3] = {1, 9, -4}, new_tokens[5] = {0, 1, -4, 2, 3};
     static const int32_t four_more[4] = {0, 0, 5, 5};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     make_batch(ATTN_MODE_EXTEND);
     batch.seq_lens.host = lens;
@@ -223,7 +218,6 @@ TEST_OF(checks, bad_lens)
     batch.num_real_seqs = 1;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, NULL), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 TEST_OF(checks, bad_slots)
@@ -234,7 +228,7 @@ TEST_OF(checks, bad_slots)
                          clash[5] = {-1, 20, -1, 4, -1}, own[5] = {4, -1, -1, -1, -1},
                          elsewhere[3] = {40, 70, 90};
     attn_state_batch state = {.struct_size = sizeof state};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
 #define STATE(...)                                                                                 \
     (state = (attn_state_batch){.struct_size = sizeof state, __VA_ARGS__},                         \
@@ -273,7 +267,6 @@ TEST_OF(checks, bad_slots)
         "accepted: a slot that receives no snapshot",
         STATE(.slot = {apart, NULL}, .dst_slot = {elsewhere, NULL}, .snapshots = {own, NULL}));
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Many slots, so that the table grows and its entries meet. */
@@ -282,7 +275,7 @@ TEST_OF(checks, many_slots)
     static int32_t slots[8], snapshots[33], rows[9];
     attn_state_batch state = {
         .struct_size = sizeof state, .slot = {slots, NULL}, .snapshots = {snapshots, NULL}};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     make_batch(ATTN_MODE_EXTEND);
     batch.num_seqs = batch.num_real_seqs = 8;
@@ -303,7 +296,6 @@ TEST_OF(checks, many_slots)
                      ATTN_INVALID_ARGUMENT);
     assert_says("batch.state_groups[0].snapshots[32] is 832, which sequence 0 writes, too");
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* ---- Arguments ------------------------------------------------------------------------------- */
@@ -418,7 +410,7 @@ TEST_OF(checks, dtypes_of_roles)
 /* An operand of every role that a softmax layer has, right and then of another type. */
 TEST_OF(checks, wrong_dtypes)
 {
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
     for (uint32_t r = 0; r <= ATTN_ROLE_V_CACHE; r++) {
@@ -438,7 +430,6 @@ TEST_OF(checks, wrong_dtypes)
         ck_assert_uint_eq(error.base.field, ATTN_FIELD_OPERAND);
     }
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Runs of an inner level lie within those of the outer one, and share no fewer keys. */
@@ -447,7 +438,7 @@ TEST_OF(checks, prefix_levels_are_nested)
     static const int32_t outer[] = {0, 2, 3}, within[] = {0, 1, 2, 3}, across[] = {0, 1, 3};
     static const int32_t keys[] = {8, 0}, more[] = {8, 12, 0}, fewer[] = {8, 4, 0};
     attn_shared_prefix levels[2];
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     bounds.max_prefix_levels = 2;
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     for (int n = 0; n < 3; n++) {
@@ -471,14 +462,13 @@ TEST_OF(checks, prefix_levels_are_nested)
                                : "shared_prefix[1]: sequences 1..1 share 4 keys");
     }
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* Launches of a graph are for as many levels and runs as its bounds have. */
 TEST_OF(checks, a_graph_has_the_levels_of_its_bounds)
 {
     attn_shared_prefix level = {.struct_size = sizeof level, .num_groups = 1};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = NULL;
     ck_assert_int_eq(attnhost_metadata_create(backend, ATTN_METADATA_GRAPH, &bounds, NULL,
                                               &metadata, &error.base),
@@ -493,7 +483,6 @@ TEST_OF(checks, a_graph_has_the_levels_of_its_bounds)
     level.num_groups = 8;
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &batch, NULL, &error.base), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* What the problem promises of where operands lie is held to: addresses, strides, equal caches. */
@@ -525,7 +514,7 @@ TEST_OF(checks, wrong_places)
         problems[p].min_alignment = 64;
         problems[p].kv_strides = ATTN_KV_STRIDES_EQUAL;
     }
-    attnhost_backend *backend = NULL;
+    BACKEND(backend) = NULL;
     ck_assert_int_eq(attnhost_compose(host, "fixture_one", problems, 2, &backend, NULL), ATTN_OK);
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(plan(metadata, ATTN_MODE_DECODE), ATTN_OK);
@@ -553,7 +542,6 @@ TEST_OF(checks, wrong_places)
         ck_assert_uint_eq(error.base.field, wrong[n].field);
     }
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 /* ---- Structs whose size was not set ---------------------------------------------------------- */
@@ -587,7 +575,7 @@ TEST_OF(checks, unset_sizes_of_steps)
                                .num_scales = ATTN_ROLE_COUNT,
                                .operands = operands,
                                .scales = scales};
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ASSERT_BAD_BATCH("batch: struct_size is 0; accepted: ", batch.struct_size = 0);
     ASSERT_BAD_BATCH("batch.kv_groups[0]: struct_size is 0", kv[0].struct_size = 0);
@@ -614,7 +602,6 @@ TEST_OF(checks, unset_sizes_of_steps)
                                               &metadata, &error.base),
                      ATTN_INVALID_ARGUMENT);
     assert_says("bounds: struct_size is 0");
-    attnhost_backend_destroy(backend);
 }
 
 GROUP(checks, .set_up = setup, .tear_down = teardown);

@@ -6,6 +6,7 @@
 #include "host/base/error.h"
 #include "host/device/device.h"
 #include "tests/fixtures/cuda_fixture_kernels.h"
+#include "tests/tools/plain_problem.h"
 #include "tests/tools/fake_cuda_test.h"
 #include "tests/tools/test_main.h"
 
@@ -183,40 +184,19 @@ static void assert_says(const char *part)
 
 enum { SEQS = 4, HEADS = 8, DIM = 64, PAGE = 16, PAGES = SEQS };
 
-static attn_layer layer = {.struct_size = sizeof layer};
-static attn_layer_group group = {.struct_size = sizeof group,
-                                 .num_q_heads = HEADS,
-                                 .num_kv_heads = HEADS,
-                                 .head_dim = DIM,
-                                 .v_head_dim = DIM,
-                                 .window_left = -1,
-                                 .sm_scale = 0.125f,
-                                 .num_layers = 1,
-                                 .layers = &layer};
-static const attn_bounds bounds = {.struct_size = sizeof bounds,
-                                   .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
-                                   .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-                                   .max_seqs = SEQS,
-                                   .max_tokens = SEQS,
-                                   .max_q_len = 1,
-                                   .max_kv_len = PAGE,
-                                   .max_kv_tokens = SEQS * PAGE};
+static attn_bounds bounds; /* of the backend that was made last */
 
 static attn_status compose_on(int32_t type, const char *name, attnhost_backend **backend)
 {
-    attn_device device = {.struct_size = sizeof device};
-    ck_assert_int_eq(attnhost_device_init(&device, type, 0, NULL), ATTN_OK);
-    const attn_problem problem = {.struct_size = sizeof problem,
-                                  .device = &device,
-                                  .group = &group,
-                                  .bounds = &bounds,
-                                  .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                  .q_dtype = ATTN_F32,
-                                  .kv_dtype = ATTN_F32,
-                                  .out_dtype = ATTN_F32,
-                                  .page_size = PAGE,
-                                  .tp_size = 1};
-    return attnhost_compose(host, name, &problem, 1, backend, &error.base);
+    struct plain_problem plain;
+    plain_problem_init(&plain, 0, ATTN_F32);
+    plain_problem_decodes(&plain);
+    ck_assert_int_eq(attnhost_device_init(&plain.device, type, 0, NULL), ATTN_OK);
+    plain.group.num_q_heads = plain.group.num_kv_heads = HEADS;
+    plain.bounds.max_kv_len = PAGE;
+    plain.bounds.max_kv_tokens = SEQS * PAGE;
+    bounds = plain.bounds;
+    return attnhost_compose(host, name, &plain.problem, 1, backend, &error.base);
 }
 
 static attn_status compose(const char *name, attnhost_backend **backend)
@@ -403,11 +383,10 @@ TEST_OF(gpu, refused_bounds_are_named)
 {
     attnhost_backend *backend = NULL;
     attn_memory_size size = {.struct_size = sizeof size};
-    attn_bounds none = bounds;
-    none.max_seqs = 0;
     ck_assert_int_eq(compose_on(ATTN_DEVICE_CUDA, "cuda_fixture", &backend), ATTN_OK);
+    bounds.max_seqs = 0;
     ck_assert_int_eq(
-        attnhost_metadata_size(backend, ATTN_METADATA_EAGER, &none, &size, &error.base),
+        attnhost_metadata_size(backend, ATTN_METADATA_EAGER, &bounds, &size, &error.base),
         ATTN_INVALID_ARGUMENT);
     assert_says("bounds max_seqs 0, max_tokens 4: accepted 1 and more");
     attnhost_backend_destroy(backend);

@@ -72,12 +72,11 @@ TEST_OF(paged, an_extend_step)
         ck_assert_ptr_eq(made_kv[g].block_table.device, blocks + g);
         ck_assert_ptr_eq(made_kv[g].out_cache_loc.host, slots + g);
     }
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     attnhost_metadata *metadata = make_metadata(backend, NULL);
     ck_assert_int_eq(attnhost_init_forward_metadata(metadata, &made, NULL, &error.base), ATTN_OK);
     ck_assert_int_eq(forward(metadata, 0), ATTN_OK);
     attnhost_metadata_destroy(metadata);
-    attnhost_backend_destroy(backend);
 }
 
 TEST_OF(paged, modes)

@@ -26,21 +26,10 @@ TEST_OF(gpu, as_defined_on_a_gpu)
 
 GROUP(gpu, .timeout = 120);
 
-int main(void)
-{
-    if (!has_gpu()) {
-        puts("1..0 # SKIP no CUDA driver or no GPU");
-        return EXIT_SUCCESS;
-    }
-    return test_main("merge on a GPU");
-}
+GPU_TESTS("merge on a GPU");
 
 #else
 
-int main(void)
-{
-    puts("1..0 # SKIP no nvcc at configure time: the host's kernels are not here");
-    return EXIT_SUCCESS;
-}
+NO_GPU_TESTS("no nvcc at configure time: the host's kernels are not here");
 
 #endif

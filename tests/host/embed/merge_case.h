@@ -7,6 +7,7 @@
 #define MERGE_CASE_H
 
 #include "attnhost.h"
+#include "tests/tools/plain_problem.h"
 #include "host/base/dtype.h"
 #include "host/base/error.h"
 #include "host/base/mix.h"
@@ -32,41 +33,18 @@ struct merge_scene {
 static inline void merge_scene_open(struct merge_scene *s, const char *file, const char *name,
                                     int32_t type)
 {
-    static const attn_layer layer = {.struct_size = sizeof layer};
-    static const attn_layer_group group = {.struct_size = sizeof group,
-                                           .num_q_heads = 4,
-                                           .num_kv_heads = 2,
-                                           .head_dim = 64,
-                                           .v_head_dim = 64,
-                                           .window_left = -1,
-                                           .sm_scale = 0.125f,
-                                           .num_layers = 1,
-                                           .layers = &layer};
-    static const attn_bounds bounds = {.struct_size = sizeof bounds,
-                                       .modes = ATTN_MODE_BIT(ATTN_MODE_DECODE),
-                                       .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_LAYER),
-                                       .max_seqs = 4,
-                                       .max_tokens = 4,
-                                       .max_q_len = 1,
-                                       .max_kv_len = 64,
-                                       .max_kv_tokens = 256};
+    struct plain_problem plain;
+    plain_problem_init(&plain, 0, ATTN_BF16);
+    plain_problem_decodes(&plain);
     *s = (struct merge_scene){.host = NULL};
     host_error_init(&s->error);
     MERGE_GOOD(s, device_open(type, 0, &s->device, &s->error.base));
     MERGE_GOOD(s, device_stream_create(s->device, &s->stream, &s->error.base));
-    const attn_problem problem = {.struct_size = sizeof problem,
-                                  .device = &s->device->info,
-                                  .group = &group,
-                                  .bounds = &bounds,
-                                  .kv_layout = ATTN_LAYOUT_KV_NHD,
-                                  .q_dtype = ATTN_BF16,
-                                  .kv_dtype = ATTN_BF16,
-                                  .out_dtype = ATTN_F32,
-                                  .page_size = 16,
-                                  .tp_size = 1};
+    plain.problem.device = &s->device->info;
+    plain.problem.out_dtype = ATTN_F32;
     MERGE_GOOD(s, attnhost_create(NULL, &s->host, &s->error.base));
     MERGE_GOOD(s, attnhost_load_plugin(s->host, file, &s->error.base));
-    MERGE_GOOD(s, attnhost_compose(s->host, name, &problem, 1, &s->backend, &s->error.base));
+    MERGE_GOOD(s, attnhost_compose(s->host, name, &plain.problem, 1, &s->backend, &s->error.base));
 }
 
 static inline void merge_scene_close(struct merge_scene *s)

@@ -5,8 +5,6 @@
  */
 #include "host/kinds/kinds.h"
 
-#include <string.h>
-
 #include "host/base/error.h"
 #include "host/kinds/mla.h"
 #include "host/reference/reference.h"

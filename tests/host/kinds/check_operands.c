@@ -38,8 +38,7 @@ static struct model *model_of(const char *ini)
 {
     struct config *config;
     struct model *model;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_msg(config_load_text(ini, strlen(ini), "test.ini", NULL, NULL, 0, &config,
                                    &error.base) == ATTN_OK &&
                       model_create(config, &model, &error.base) == ATTN_OK,

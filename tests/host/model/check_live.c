@@ -121,9 +121,8 @@ static void compare(const char *place, const char *name, strbuf *problems)
     static char wanted[MAX_TEXT];
     char path[1536];
     struct model *model = NULL;
-    host_error error;
+    HOST_ERROR(error);
     strbuf got;
-    host_error_init(&error);
     snprintf(path, sizeof path, "%s/%s.json", place, name);
     if (model_create_hf(path, NULL, &model, &error.base)) {
         strbuf_appendf(problems, "%s\n", host_error_text(&error));

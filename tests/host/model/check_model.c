@@ -19,9 +19,8 @@ static struct model *load_hf(const char *name)
 {
     const char *source = getenv("ATTNHOST_TEST_SRCDIR");
     char path[1024];
-    host_error error;
+    HOST_ERROR(error);
     struct model *model = NULL;
-    host_error_init(&error);
     snprintf(path, sizeof path, "%s/tests/models/%s.json", source ? source : ".", name);
     attn_status status = model_create_hf(path, NULL, &model, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s: %s", name, host_error_text(&error));
@@ -30,9 +29,8 @@ static struct model *load_hf(const char *name)
 
 static struct config *load_ini(const char *text)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct config *config = NULL;
-    host_error_init(&error);
     attn_status status =
         config_load_text(text, strlen(text), "test.ini", NULL, NULL, 0, &config, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
@@ -41,10 +39,9 @@ static struct config *load_ini(const char *text)
 
 static struct model *model_of_ini(const char *text)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct model *model = NULL;
     struct config *config = load_ini(text);
-    host_error_init(&error);
     attn_status status = model_create(config, &model, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
     config_destroy(config);
@@ -62,11 +59,10 @@ static void assert_refused(attn_status status, const host_error *error, va_list 
 
 static void ini_refused(const char *text, ...)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct model *model = NULL;
     struct config *config = load_ini(text);
     va_list words;
-    host_error_init(&error);
     attn_status status = model_create(config, &model, &error.base);
     va_start(words, text);
     assert_refused(status, &error, words);
@@ -77,10 +73,9 @@ static void ini_refused(const char *text, ...)
 
 static void hf_refused(const char *text, ...)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct model *model = NULL;
     va_list words;
-    host_error_init(&error);
     attn_status status =
         model_create_hf_text(text, strlen(text), "x/config.json", NULL, &model, &error.base);
     va_start(words, text);
@@ -384,8 +379,7 @@ TEST_OF(refused, nul_bytes_are_refused)
 {
     static const char text[] = "{\n\"architectures\": [\"LlamaForCausalLM\0\"]}";
     struct model *model = NULL;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status =
         model_create_hf_text(text, sizeof text - 1, "x/config.json", NULL, &model, &error.base);
     ck_assert_int_eq(status, ATTN_CONFIG_ERROR);
@@ -452,9 +446,8 @@ TEST_OF(refused, bad_fields)
 
 TEST_OF(refused, missing_file)
 {
-    host_error error;
+    HOST_ERROR(error);
     struct model *model = NULL;
-    host_error_init(&error);
     ck_assert_int_eq(model_create_hf("/nonexistent/config.json", NULL, &model, &error.base),
                      ATTN_CONFIG_ERROR);
     ck_assert_ptr_nonnull(strstr(host_error_text(&error), "/nonexistent/config.json"));
@@ -470,8 +463,7 @@ TEST_OF(refused, unknown_architectures)
     char text[128];
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         struct model *model = NULL;
-        host_error error;
-        host_error_init(&error);
+        HOST_ERROR(error);
         snprintf(text, sizeof text, "{\"architectures\": [\"%s\"]}", others[i]);
         hf_refused(text, others[i], "keys of [model]", "docs/MODELS.md", NULL);
         ck_assert_int_eq(model_create_hf_text(text, strlen(text), "x", NULL, &model, &error.base),
@@ -505,8 +497,7 @@ TEST_OF(refused, unknown_architectures)
 static struct model *read_text(const char *text)
 {
     struct model *model = NULL;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = model_create_hf_text(text, strlen(text), "x", NULL, &model, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s: %s", text, host_error_text(&error));
     return model;
@@ -800,8 +791,7 @@ TEST_OF(refused, keys_that_nothing_reads)
 static void hf_taken(const char *text)
 {
     struct model *model = NULL;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_msg(model_create_hf_text(text, strlen(text), "x", NULL, &model, &error.base) ==
                       ATTN_OK,
                   "%s", host_error_text(&error));
@@ -1149,8 +1139,7 @@ static struct model *load_rank(const char *name, int32_t ranks)
     const char *source = getenv("ATTNHOST_TEST_SRCDIR"), *const sets[] = {set};
     struct config *config = NULL;
     struct model *model = NULL;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     snprintf(set, sizeof set, "model.tp_size=%d", ranks);
     snprintf(path, sizeof path, "%s/tests/models/%s.json", source ? source : ".", name);
     ck_assert_int_eq(config_load(NULL, sets, 1, &config, &error.base), ATTN_OK);

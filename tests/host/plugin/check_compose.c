@@ -80,12 +80,11 @@ TEST_OF(compose, definitions)
                      ATTN_INVALID_ARGUMENT);
     /* A section may configure the type of its own name. */
     define("fixture_one", NULL, "block", "77", NULL, NULL);
-    attnhost_backend *backend = compose("fixture_one");
+    BACKEND(backend) = compose("fixture_one");
     ck_assert_int_eq(counters_of("fixture_good")->block, 77);
     attnhost_backend_destroy(backend);
     backend = compose("mine");
     ck_assert_int_eq(counters_of("fixture_good")->block, 64);
-    attnhost_backend_destroy(backend);
 }
 
 /* Relative paths in options begin at the working folder: without options it is not needed. */
@@ -134,9 +133,8 @@ TEST_OF(compose, depth)
     }
     ck_assert_int_eq(fail_compose("d0"), ATTN_CONFIG_ERROR);
     assert_says("nested too deeply: d0 -> d1");
-    attnhost_backend *backend = compose("d1");
+    BACKEND(backend) = compose("d1");
     ck_assert_uint_eq(attnhost_backend_num_nodes(backend), COMPOSE_MAX_DEPTH);
-    attnhost_backend_destroy(backend);
 }
 
 TEST_OF(compose, tree_is_told)
@@ -313,10 +311,9 @@ TEST_OF(compose, ini)
                                fixtures),
                      ATTN_OK);
     ck_assert_uint_eq(attnhost_num_plugins(host), 3);
-    attnhost_backend *backend = compose("tree");
+    BACKEND(backend) = compose("tree");
     ck_assert_int_eq(counters_of("fixture_good")->block, 24);
     ck_assert_ptr_nonnull(strstr(logged, "t.ini:9: backend.quick.blk is deprecated; write block"));
-    attnhost_backend_destroy(backend);
 }
 
 TEST_OF(compose, bad_ini)

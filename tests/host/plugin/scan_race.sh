@@ -6,8 +6,7 @@
 set -u
 top=${ATTNHOST_TEST_SRCDIR:-.}
 . "$top/tests/tools/tap.sh"
-folder=$(mktemp -d) || exit 1
-trap 'rm -rf "$folder"' EXIT
+tap_folder folder
 TSAN_OPTIONS=exitcode=66
 export TSAN_OPTIONS
 

@@ -345,8 +345,7 @@ TEST_OF(rows, bad_rows_are_refused)
     reference_kv kv = reference_kv_array(&example.arrays);
     reference_row_result result;
     double out[2];
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     example.row.head_dim = 0;
     ck_assert_int_eq(
         reference_row_compute(&example.row, &kv, &example.scratch, out, NULL, &result, &error.base),

@@ -86,9 +86,8 @@ static void assert_plain(const reference_result *result)
 
 static void run_and_assert_plain(void)
 {
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     assert_plain(&result);
-    reference_result_finish(&result);
 }
 
 /* ---- The three cu_seqlens cases -------------------------------------------------------------- */
@@ -116,14 +115,13 @@ TEST_OF(rows, one_query_each_and_no_cached_prefix)
 {
     add(1, 1), add(1, 1), add(1, 1);
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     assert_plain(&result);
     for (int32_t s = 0; s < 3; s++)
         for (int32_t h = 0; h < HEADS; h++)
             for (int32_t d = 0; d < V_DIM; d++)
                 ck_assert_double_eq(result.out[(s * HEADS + h) * V_DIM + d],
                                     values[s][h / 2 * V_DIM + d]);
-    reference_result_finish(&result);
 }
 
 /* ---- Modes ----------------------------------------------------------------------------------- */
@@ -186,12 +184,11 @@ TEST_OF(rows, indptr_need_not_start_at_0)
     add(3, 9), add(2, 4);
     f.row_offset = 5;
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     ck_assert_int_eq(result.num_rows, 10);
     for (int row = 0; row < 5; row++)
         ck_assert_int_eq(result.kind[row], REFERENCE_ROW_ABSENT);
     assert_plain(&result);
-    reference_result_finish(&result);
 }
 
 TEST_OF(rows, padding_is_told_apart)
@@ -204,12 +201,11 @@ TEST_OF(rows, padding_is_told_apart)
     f.out_cache_loc[3] = -1;
     f.batch.num_real_seqs_device = &real_seqs; /* these hold, not the scalars */
     f.batch.num_real_tokens_device = &real_tokens;
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     ck_assert_int_eq(result.kind[2], REFERENCE_ROW_REAL);
     ck_assert_int_eq(result.kind[3], REFERENCE_ROW_PADDING);
     f.batch.num_real_seqs = 2;
     assert_plain(&result);
-    reference_result_finish(&result);
 }
 
 TEST_OF(rows, encoder_keys_of_cross_attention)
@@ -224,10 +220,9 @@ TEST_OF(rows, encoder_keys_of_cross_attention)
     f.sequences[1].prefix_len = 20;
     f.sequences[2].prefix_len = 0;
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     assert_plain(&result);
     ck_assert(isinf(result.rows[4 * HEADS].lse));
-    reference_result_finish(&result);
 }
 
 TEST_OF(rows, sinks_are_per_query_head)
@@ -474,7 +469,7 @@ LOOP_OF(comparing, perfect_outputs_pass, 0, 3)
     add(3, 9), add(2, 4);
     f.problem.out_dtype = dtypes[_i];
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     write_outputs(&result);
     reference_report report = compare(&result);
     ck_assert(reference_report_passed(&report));
@@ -482,7 +477,6 @@ LOOP_OF(comparing, perfect_outputs_pass, 0, 3)
     ck_assert_int_eq(report.lse_checked, 5 * HEADS);
     ck_assert_double_lt(report.max_rel_error, 0.01);
     ck_assert_double_le(report.worst_ratio, 1);
-    reference_result_finish(&result);
 }
 
 /* One V element, changed so that its row moves by ten bars, or one wrong place, fails that row. */
@@ -490,7 +484,7 @@ TEST_OF(comparing, one_wrong_element_fails)
 {
     add(3, 9), add(2, 4);
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     write_outputs(&result);
     float *out = f.tensors[ATTN_ROLE_OUT].data;
     int64_t entry = 2 * HEADS + 1;
@@ -501,7 +495,6 @@ TEST_OF(comparing, one_wrong_element_fails)
     ck_assert_int_eq(report.lse_failed, 0);
     ck_assert_ptr_nonnull(strstr(report.message, "output row 2 head 1 element 2"));
     ck_assert_double_eq_tol(report.worst_ratio, 10, 0.5);
-    reference_result_finish(&result);
 }
 
 /* A row that is judged alone has the verdict that it has among all. */
@@ -541,7 +534,7 @@ TEST_OF(comparing, a_changed_value_of_the_cache_fails)
 {
     add(3, 9);
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     write_outputs(&result);
     reference_result_finish(&result);
     char *value = fixture_slot(&f, &f.tensors[ATTN_ROLE_V_CACHE], f.req_to_token[8][4], 1);
@@ -550,14 +543,13 @@ TEST_OF(comparing, a_changed_value_of_the_cache_fails)
     reference_report report = compare(&result);
     ck_assert_int_gt(report.rows_failed, 0);
     ck_assert_int_le(report.rows_failed, 3 * HEADS / KV_HEADS); /* heads of KV head 1 alone */
-    reference_result_finish(&result);
 }
 
 TEST_OF(comparing, nan_and_wrong_lse_fail)
 {
     add(3, 9);
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     write_outputs(&result);
     float *out = f.tensors[ATTN_ROLE_OUT].data, *lse = f.tensors[ATTN_ROLE_LSE].data;
     out[7] = NAN;
@@ -567,14 +559,13 @@ TEST_OF(comparing, nan_and_wrong_lse_fail)
     ck_assert_int_eq(report.lse_failed, 1);
     ck_assert(isinf(report.worst_ratio));
     ck_assert_ptr_nonnull(strstr(report.message, "NaN or infinity where another value"));
-    reference_result_finish(&result);
 }
 
 TEST_OF(comparing, a_report_only_gets_worse)
 {
     add(3, 9);
     fixture_build(&f);
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     reference_report report = {0};
     const attn_tensor *out = &f.tensors[ATTN_ROLE_OUT];
     ck_assert(!reference_report_passed(&report)); /* nothing was compared */
@@ -587,7 +578,6 @@ TEST_OF(comparing, a_report_only_gets_worse)
     ck_assert_int_eq(report.rows_failed, failed);
     ck_assert_int_eq(report.rows_checked, 2 * 3 * HEADS);
     ck_assert_int_eq(report.lse_checked, 0);
-    reference_result_finish(&result);
 }
 
 TEST_OF(comparing, padding_must_be_finite)
@@ -595,7 +585,7 @@ TEST_OF(comparing, padding_must_be_finite)
     add(1, 9), add(1, 1);
     fixture_build(&f);
     f.batch.num_real_seqs = f.batch.num_real_tokens = 1;
-    reference_result result = fixture_forward(&f, NULL);
+    RESULT(result) = fixture_forward(&f, NULL);
     write_outputs(&result);
     float *out = f.tensors[ATTN_ROLE_OUT].data, *lse = f.tensors[ATTN_ROLE_LSE].data;
     out[HEADS * V_DIM + 4] = 12345;
@@ -608,7 +598,6 @@ TEST_OF(comparing, padding_must_be_finite)
     report = compare(&result);
     ck_assert_int_eq(report.padding_failed, 1);
     ck_assert(!reference_report_passed(&report));
-    reference_result_finish(&result);
 }
 
 TEST_OF(comparing, what_cannot_be_compared_is_refused)
@@ -616,7 +605,7 @@ TEST_OF(comparing, what_cannot_be_compared_is_refused)
     add(3, 9);
     fixture_build(&f);
     reference_report report = {0};
-    reference_result result = fixture_forward(&f, &(reference_options){.without_bars = 1});
+    RESULT(result) = fixture_forward(&f, &(reference_options){.without_bars = 1});
     ck_assert_int_eq(
         reference_compare(&result, &f.tensors[ATTN_ROLE_OUT], NULL, &report, &f.error.base),
         ATTN_INVALID_ARGUMENT);
@@ -625,7 +614,6 @@ TEST_OF(comparing, what_cannot_be_compared_is_refused)
         ATTN_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(host_error_text(&f.error), "shape"));
     ck_assert_int_eq(report.rows_checked, 0);
-    reference_result_finish(&result);
 }
 
 /* ---- Malformed calls ------------------------------------------------------------------------- */
@@ -752,8 +740,4 @@ TEST_OF(malformed, an_unknown_layer_is_refused)
     ck_assert_ptr_nonnull(strstr(host_error_text(&f.error), "layer_id 4"));
 }
 
-GROUP(rows, .set_up = setup, .tear_down = teardown);
-GROUP(cache, .set_up = setup, .tear_down = teardown);
-GROUP(comparing, .set_up = setup, .tear_down = teardown);
-GROUP(malformed, .set_up = setup, .tear_down = teardown);
-TESTS("reference_batch");
+TESTS("reference_batch", .set_up = setup, .tear_down = teardown);

@@ -323,4 +323,7 @@ static inline void fixture_refuse(fixture *f, attn_status expected, const char *
     ck_assert_mem_eq(&result, &untouched, sizeof result);
 }
 
+/* A result that ends with its block. */
+#define RESULT(name) reference_result name __attribute__((cleanup(reference_result_finish)))
+
 #endif /* REFERENCE_FIXTURE_H */

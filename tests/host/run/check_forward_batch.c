@@ -71,8 +71,7 @@ static void make(int32_t max_seqs, int32_t max_tokens, int32_t max_kv_len, int32
 
 static void build(const struct batch_step *step)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_msg(fill(step, &error.base) == ATTN_OK, "%s", host_error_text(&error));
 }
 
@@ -548,8 +547,7 @@ TEST_OF(limits, bounds)
         build(&good);
         struct batch_step step = step_of(ATTN_MODE_EXTEND, rows[i].sequences, rows[i].num_sequences,
                                          (const int64_t[4]){0}, table[0]);
-        host_error error;
-        host_error_init(&error);
+        HOST_ERROR(error);
         attn_status status = fill(&step, &error.base);
         ck_assert_int_eq(status, rows[i].message ? ATTN_INTERNAL : ATTN_OK);
         if (rows[i].message) {
@@ -712,7 +710,4 @@ LOOP_OF(random, forms_agree, 0, 3)
     forward_batch_finish(&made);
 }
 
-GROUP(literal, .set_up = open_device, .tear_down = close_device);
-GROUP(limits, .set_up = open_device, .tear_down = close_device);
-GROUP(random, .set_up = open_device, .tear_down = close_device);
-TESTS("forward_batch");
+TESTS("forward_batch", .set_up = open_device, .tear_down = close_device);

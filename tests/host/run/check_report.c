@@ -12,6 +12,9 @@
 #include "host/base/error.h"
 #include "tests/tools/test_main.h"
 
+/* One that ends with its block. */
+#define REPORT(name) struct report name __attribute__((cleanup(report_finish)))
+
 /* ---- Quantiles ------------------------------------------------------------------------------- */
 
 static struct report_times times;
@@ -108,7 +111,7 @@ TEST_OF(gather, quantiles_of_extremes)
 
 TEST_OF(gather, paths_add_up)
 {
-    struct report report;
+    REPORT(report);
     char a[101], b[101];
     memset(a, 'x', 100);
     memset(b, 'x', 100);
@@ -126,7 +129,6 @@ TEST_OF(gather, paths_add_up)
     ck_assert_int_eq(report.paths[1].rows, 3);
     report_finish(&report);
     ck_assert_ptr_null(report.paths);
-    report_finish(&report);
 }
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
@@ -230,7 +232,7 @@ static cJSON *parse(const struct report *report)
 
 TEST_OF(json, json_has_every_key)
 {
-    struct report report;
+    REPORT(report);
     make_report(&report);
     cJSON *root = parse(&report);
     keys_are(root, "attnhost commit plugins device seed requests steps tokens wall_s "
@@ -281,12 +283,11 @@ TEST_OF(json, json_has_every_key)
     ck_assert_uint_eq(strlen(text(root, "digest")), 64);
     ck_assert(cJSON_IsNumber(get(root, "seed")));
     cJSON_Delete(root);
-    report_finish(&report);
 }
 
 TEST_OF(json, json_tells_the_composition)
 {
-    struct report report;
+    REPORT(report);
     make_report(&report);
     cJSON *root = parse(&report);
     const cJSON *list = get(root, "composition");
@@ -302,12 +303,11 @@ TEST_OF(json, json_tells_the_composition)
     ck_assert_double_eq(number(paths, "cpu_native"), 12);
     ck_assert_double_eq(number(paths, "hybrid/decode"), 13);
     cJSON_Delete(root);
-    report_finish(&report);
 }
 
 TEST_OF(json, json_of_an_empty_run)
 {
-    struct report report;
+    REPORT(report);
     report_init(&report);
     cJSON *root = parse(&report);
     keys_are(root, "attnhost commit plugins device seed requests steps tokens wall_s "
@@ -321,7 +321,6 @@ TEST_OF(json, json_of_an_empty_run)
     ck_assert_double_eq(number(get(get(root, "ttft_ms"), "wall"), "count"), 0);
     ck_assert_int_eq(cJSON_GetArraySize(get(get(get(root, "ttft_ms"), "wall"), "percentiles")), 0);
     cJSON_Delete(root);
-    report_finish(&report);
 }
 
 /* A double would make 18446744073709551616 of it. */
@@ -373,7 +372,7 @@ TEST_OF(json, every_number_is_a_number)
 
 TEST_OF(json, first_failure_only_if_there_is_one)
 {
-    struct report report;
+    REPORT(report);
     make_report(&report);
     report.verify.rows_failed = 1;
     strcpy(report.verify.first_failure, "request 1, position 2");
@@ -384,12 +383,11 @@ TEST_OF(json, first_failure_only_if_there_is_one)
     ck_assert_str_eq(text(verify, "first_failure"), "request 1, position 2");
     ck_assert_double_eq(number(verify, "rows_failed"), 1);
     cJSON_Delete(root);
-    report_finish(&report);
 }
 
 TEST_OF(json, bars_by_layer)
 {
-    struct report report;
+    REPORT(report);
     make_report(&report);
     add_bars(&report);
     cJSON *root = parse(&report);
@@ -399,7 +397,6 @@ TEST_OF(json, bars_by_layer)
     ck_assert_double_eq(cJSON_GetArrayItem(decode, 0)->valuedouble, 1.25);
     ck_assert(cJSON_IsNull(cJSON_GetArrayItem(decode, 1)));
     cJSON_Delete(root);
-    report_finish(&report);
 }
 
 /* ---- Memory ---------------------------------------------------------------------------------- */
@@ -415,7 +412,7 @@ static void *scarce(size_t size)
 /* Whichever of cJSON's allocations fails, there is no half of a report; nor of an empty one. */
 LOOP_OF(json, json_is_whole_or_null, 0, 2)
 {
-    struct report report;
+    REPORT(report);
     report_init(&report);
     if (_i == 0) {
         const struct report_bin step = {.prefill = 1};
@@ -443,7 +440,6 @@ LOOP_OF(json, json_is_whole_or_null, 0, 2)
     ck_assert_int_gt(failures, 50);
     cJSON_InitHooks(NULL);
     free(whole);
-    report_finish(&report);
 }
 
 /* ---- A run over time ------------------------------------------------------------------------- */
@@ -492,7 +488,7 @@ LOOP_OF(gather, series_stay_bounded, 0, 10)
 
 TEST_OF(json, lines_for_people)
 {
-    struct report report;
+    REPORT(report);
     char *got = NULL;
     size_t size;
     make_report(&report);
@@ -531,13 +527,12 @@ TEST_OF(json, lines_for_people)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         ck_assert_msg(strstr(got, parts[i]) != NULL, "no \"%s\" in:\n%s", parts[i], got);
     free(got);
-    report_finish(&report);
 }
 
 /* Several pools are reported one by one. */
 TEST_OF(json, pools_are_reported_one_by_one)
 {
-    struct report report;
+    REPORT(report);
     char *got = NULL;
     size_t size;
     make_report(&report);
@@ -550,7 +545,6 @@ TEST_OF(json, pools_are_reported_one_by_one)
         got, "kv tokens    all: 4 layers, capacity 4096  peak 4095  held 4000  leaked 0\n"
              "             window: 5 layers, capacity 512  peak 511  held 500  leaked 16\n"));
     free(got);
-    report_finish(&report);
 }
 
 TESTS("report");

@@ -64,11 +64,10 @@ static const char *const variants[][4] = {
 /* The groups `first` and `first_latent` are what valgrind sees of the runs. */
 LOOP_OF(first, identities_hold, 0, 2)
 {
-    struct run run;
+    RUN(run);
     begin(&run);
     set_list(&run, variants[_i], 4);
     keep_identities(&run);
-    finish(&run);
 }
 
 /* With room for everything nothing is computed twice; with a pool that is too small for that the
@@ -100,7 +99,7 @@ TEST_OF(runs, eviction_turns_hits_into_prefill)
 TEST_OF(runs, retraction_is_counted)
 {
     char path[64];
-    struct run run;
+    RUN(run);
     begin(&run);
     write_growing(&run, path);
     set(&run, "kv_cache.max_total_tokens=300");
@@ -111,7 +110,6 @@ TEST_OF(runs, retraction_is_counted)
     check_identities(&run, 6 * 20, 6 * 60);
     ck_assert_int_gt(run.report.tokens.recomputed, 20);
     ck_assert_int_eq(run.report.verify.rows_checked, 2 * 6 * (20 + 60));
-    finish(&run);
 }
 
 /* Twelve requests that decode together: all have a prompt of two blocks; of three documents, which
@@ -157,7 +155,7 @@ static const struct {
 LOOP_OF(runs, shared_prefixes_are_counted, 0, COUNT(hints))
 {
     char path[64];
-    struct run run;
+    RUN(run);
     write_questions(path);
     begin(&run);
     set(&run, "workload.trace=%s", path);
@@ -176,7 +174,6 @@ LOOP_OF(runs, shared_prefixes_are_counted, 0, COUNT(hints))
     ck_assert_int_eq(r->shared.rows, r->has_shared ? ASKING * steps : 0);
     ck_assert_int_eq(r->shared.saved_keys,
                      r->has_shared ? steps * (11 * prompt + 2 * 3 * document) : 0);
-    finish(&run);
 }
 
 /* ---- Digest ---------------------------------------------------------------------------------- */
@@ -238,30 +235,28 @@ static void change_one_value(void *ctx, const struct batch_step *step, int32_t l
 TEST_OF(runs, one_changed_value_fails)
 {
     struct tamper tamper = {.request = 0, .layer = 1};
-    struct run run;
+    RUN(run);
     begin(&run);
     go_wrong(&run, change_one_value, &tamper, "layer 1");
     ck_assert_int_eq(tamper.done, 1);
     ck_assert_double_ge(run.report.verify.max_abs_err, 0.2);
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0"));
-    finish(&run);
 }
 
 TEST_OF(runs, nothing_is_checked_at_rate_0)
 {
-    struct run run;
+    RUN(run);
     begin(&run);
     set(&run, "verify.rate=0");
     go(&run);
     ck_assert_int_eq(run.code, EXIT_GOOD);
     ck_assert_int_eq(run.report.verify.rows_checked, 0);
-    finish(&run);
 }
 
 /* The same through the embedding API. */
 TEST_OF(runs, one_call_runs_it_all)
 {
-    struct run run;
+    RUN(run);
     uint32_t passed = 0;
     char *json = NULL;
     begin(&run);
@@ -275,7 +270,6 @@ TEST_OF(runs, one_call_runs_it_all)
     status = attnhost_run(NULL, (const char *const *)run.sets, (uint32_t)run.num_sets, &passed,
                           &json, &run.error.base);
     ck_assert_int_eq(status, ATTN_UNSUPPORTED);
-    finish(&run);
 }
 
 /* ---- Latent attention ------------------------------------------------------------------------ */
@@ -340,11 +334,10 @@ static const char *const latent_variants[][5] = {
 
 TEST_OF(first_latent, latents_keep_the_identities)
 {
-    struct run run;
+    RUN(run);
     begin_latent(&run);
     set_list(&run, latent_variants[_i], 5);
     keep_identities(&run);
-    finish(&run);
 }
 
 /* Kimi K3, GLM-5.3: no head has a part with a position. */
@@ -352,7 +345,7 @@ LOOP_OF(quantised, latents_without_positions_keep_the_identities, 0, 3)
 {
     static const int variants_of[] = {0, 3, 12}; /* plain, in fp8, expanded over fp8 */
     char text[sizeof latent_model];
-    struct run run;
+    RUN(run);
     memcpy(text, latent_model, sizeof text);
     char *rope = strstr(text, "\"qk_rope_head_dim\": ");
     ck_assert_ptr_nonnull(rope);
@@ -363,7 +356,6 @@ LOOP_OF(quantised, latents_without_positions_keep_the_identities, 0, 3)
     begin_latent(&run);
     set_list(&run, latent_variants[variants_of[_i]], 5);
     keep_identities(&run);
-    finish(&run);
 }
 
 LOOP_OF(latent, digest_of_latents_does_not_depend_on_threads, 0, 2)
@@ -417,12 +409,11 @@ LOOP_OF(latent, a_falsified_latent_operand_fails, 0, 8)
         .role = operands[_i / 2].role,
         .element = _i % 2 == 0 ? 0 : operands[_i / 2].width - 1,
     };
-    struct run run;
+    RUN(run);
     begin_latent(&run);
     set(&run, "model.dtype=f32");
     go_wrong(&run, falsify, &falsified, "layer 1");
     ck_assert_int_gt(falsified.done, 4);
-    finish(&run);
 }
 
 /* An expanded operand of a forward over new rows, or of one over a chunk of a prefix; or a latent
@@ -451,13 +442,12 @@ LOOP_OF(latent, a_falsified_expanded_operand_fails, 0, 6)
     static const uint32_t roles[] = {ATTN_ROLE_Q,    ATTN_ROLE_K, ATTN_ROLE_V,
                                      ATTN_ROLE_C_KV, ATTN_ROLE_K, ATTN_ROLE_V};
     struct expanded_falsified falsified = {.role = roles[_i], .of_prefix = _i > 3};
-    struct run run;
+    RUN(run);
     begin_latent(&run);
     set(&run, "model.dtype=f32");
     set(&run, "attention.mla_prefill=expanded");
     go_wrong(&run, falsify_expanded, &falsified, "layer 1");
     ck_assert_int_gt(falsified.done, 0);
-    finish(&run);
 }
 
 /* Element of a cache in pages of 4 where the last latent of the step's first prefix begins. */
@@ -486,19 +476,18 @@ static void spoil_the_cache(void *ctx, const struct batch_step *step, int32_t la
 
 TEST_OF(latent, a_wrong_latent_in_the_cache_fails)
 {
-    struct run run;
+    RUN(run);
     int done = 0;
     begin_latent(&run);
     set(&run, "model.dtype=f32");
     go_wrong(&run, spoil_the_cache, &done, "layer 0");
     ck_assert_int_eq(done, 1);
-    finish(&run);
 }
 
 /* Rows of prefills wider than those of decodes, not the other way round. */
 TEST_OF(latent, latents_narrower_than_values)
 {
-    struct run run;
+    RUN(run);
     begin(&run);
     set(&run, "attention.mla_prefill=expanded");
     set(&run, "model.num_kv_heads=4");
@@ -507,7 +496,6 @@ TEST_OF(latent, latents_narrower_than_values)
     set(&run, "model.qk_nope_head_dim=10");
     set(&run, "model.v_head_dim=24");
     keep_identities(&run);
-    finish(&run);
 }
 
 static const struct {
@@ -525,11 +513,10 @@ static const struct {
 
 LOOP_OF(latent, latents_are_refused_with_a_reason, 0, COUNT(latent_refusals))
 {
-    struct run run;
+    RUN(run);
     begin_latent(&run);
     set_list(&run, latent_refusals[_i].sets, 2);
     go_refused(&run, latent_refusals[_i].code, latent_refusals[_i].message);
-    finish(&run);
 }
 
 /* ---- Quantised latents ----------------------------------------------------------------------- */
@@ -566,12 +553,11 @@ static const char *const packed_variants[][4] = {
 
 LOOP_OF(quantised, packed_latents_keep_the_identities, 0, COUNT(packed_variants))
 {
-    struct run run;
+    RUN(run);
     begin_packed(&run);
     set(&run, "verify.rate=0.2");
     set_list(&run, packed_variants[_i], 4);
     keep_identities(&run);
-    finish(&run);
 }
 
 /* Scales of the configuration are not theirs. */
@@ -632,7 +618,7 @@ static void flip(void *ctx, const struct batch_step *step, int32_t layer,
 LOOP_OF(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits))
 {
     struct flipped flipped = {.bit = &fp8_bits[_i]};
-    struct run run;
+    RUN(run);
     begin_packed(&run);
     set(&run, "kv_cache.latent_layout=%s", flipped.bit->layout);
     set(&run, "kv_cache.k_scale=0.02");
@@ -641,7 +627,6 @@ LOOP_OF(quantised, one_bit_of_a_quantised_latent_fails, 0, COUNT(fp8_bits))
     set(&run, "workload.seed=3"); /* flip() asserts that its elements are not near 0 */
     go_wrong(&run, flip, &flipped, "layer 0");
     ck_assert_int_eq(flipped.done, 1);
-    finish(&run);
 }
 
 /* The last element of what rows are packed from. */
@@ -650,23 +635,21 @@ LOOP_OF(quantised, a_falsified_packed_operand_fails, 0, 2)
     static const struct falsified operands[] = {{ATTN_ROLE_C_KV, FP8_LORA - 1, 0},
                                                 {ATTN_ROLE_K_PE, FP8_ROPE - 1, 0}};
     struct falsified falsified = operands[_i];
-    struct run run;
+    RUN(run);
     begin_packed(&run);
     set(&run, "model.dtype=f32");
     set(&run, "workload.max_requests=2");
     go_wrong(&run, falsify, &falsified, "layer 1");
     ck_assert_int_gt(falsified.done, 4);
-    finish(&run);
 }
 
 LOOP_OF(quantised, packed_latents_are_fp8_e4m3, 0, 2)
 {
-    struct run run;
+    RUN(run);
     begin_packed(&run);
     set(&run, "kv_cache.dtype=%s", _i ? "fp8_e5m2" : "auto");
     go_refused(&run, EXIT_USAGE, _i ? "kv_dtype fp8_e5m2" : "kv_dtype bf16");
     ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "kv_cache.latent_layout"));
-    finish(&run);
 }
 
 /* ---- Drafts ---------------------------------------------------------------------------------- */
@@ -738,7 +721,7 @@ LOOP_OF(drafts, drafts_come_to_the_backend_that_is_named, 0, 3)
         {"attention.attention_backend=cpu_native", "attention.route.1=phase=verify -> one",
          "attention.route.2=phase=draft -> two"},
     };
-    struct run run;
+    RUN(run);
     begin(&run);
     set(&run, "workload.length_scale=0.05");
     set(&run, "speculative.draft_tokens=5");
@@ -753,7 +736,6 @@ LOOP_OF(drafts, drafts_come_to_the_backend_that_is_named, 0, 3)
     ck_assert_int_gt(extended, 0);
     ck_assert_int_eq(rows_of(r, "one"), _i == 0 ? verified + extended : _i == 1 ? 0 : verified);
     ck_assert_int_eq(rows_of(r, "two"), _i == 2 ? extended : -1);
-    finish(&run);
 }
 
 /* A wrong draft that is read later on fails the run: here all keys of a verification are one row
@@ -771,12 +753,11 @@ static void shift_keys(void *ctx, const struct batch_step *step, int32_t layer,
 
 LOOP_OF(drafts, a_wrong_key_of_a_draft_fails, 0, 2)
 {
-    struct run run;
+    RUN(run);
     begin(&run);
     set(&run, "speculative.draft_tokens=6");
     set(&run, "speculative.topk=%d", 1 + _i);
     go_wrong(&run, shift_keys, NULL, "request ");
-    finish(&run);
 }
 
 /* Where every draft is turned down nothing that stays shows what they see: they are judged
@@ -785,7 +766,7 @@ LOOP_OF(drafts, a_draft_that_sees_its_siblings_fails, 0, 4)
 {
     static const char *const backends[] = {"good", "siblings_seen"};
     bool wrong = _i / 2, tree = _i % 2;
-    struct run run;
+    RUN(run);
     begin(&run);
     set(&run, "plugins.path=%s/zoo.so",
         environment("ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs"));
@@ -805,7 +786,6 @@ LOOP_OF(drafts, a_draft_that_sees_its_siblings_fails, 0, 4)
         ck_assert_int_gt(r->verify.rows_failed, r->drafts.drafted / 4);
         ck_assert_ptr_nonnull(strstr(r->verify.first_failure, ", rejected draft "));
     }
-    finish(&run);
 }
 
 /* What is generated and its digest are not those of the drafts that were turned down, nor is the
@@ -888,7 +868,7 @@ static void begin_crossing(struct run *run)
 /* Each encoder runs once, and its keys are there from its request's start to its end. */
 LOOP_OF(cross, encoders_are_read_by_decoders, 0, COUNT(crossings))
 {
-    struct run run;
+    RUN(run);
     begin_crossing(&run);
     set_list(&run, crossings[_i].sets, 4);
     keep_identities(&run);
@@ -906,14 +886,13 @@ LOOP_OF(cross, encoders_are_read_by_decoders, 0, COUNT(crossings))
     ck_assert_int_eq(pool->peak, crossings[_i].together * each);
     ck_assert_int_eq(pool->held, pool->peak);
     ck_assert_int_eq(pool->layers, crossings[_i].crossing);
-    finish(&run);
 }
 
 /* Six requests of which some are thrown out are encoded once more, and end all the same. */
 TEST_OF(cross, retracted_requests_are_encoded_again)
 {
     char path[64];
-    struct run run;
+    RUN(run);
     begin_crossing(&run);
     set(&run, "model.layer_types=full cross encoder");
     write_growing(&run, path);
@@ -925,7 +904,6 @@ TEST_OF(cross, retracted_requests_are_encoded_again)
     ck_assert_int_gt(run.report.tokens.recomputed, 20);
     ck_assert_int_gt(run.report.tokens.encoded, 6 * HEARD);
     ck_assert_int_eq(run.report.tokens.encoded % HEARD, 0);
-    finish(&run);
 }
 
 /* The first value of the first encoder, in a layer of cross attention. */
@@ -944,14 +922,13 @@ static void change_encoded_value(void *ctx, const struct batch_step *step, int32
 
 TEST_OF(cross, a_changed_value_of_an_encoder_fails)
 {
-    struct run run;
+    RUN(run);
     int done = 0;
     begin_crossing(&run);
     set(&run, "model.layer_types=full cross encoder");
     go_wrong(&run, change_encoded_value, &done, "layer 1");
     ck_assert_int_eq(done, 1);
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0"));
-    finish(&run);
 }
 
 /* ---- Refusals -------------------------------------------------------------------------------- */
@@ -1002,11 +979,10 @@ static const struct {
 
 LOOP_OF(refused, refused_with_a_reason, 0, COUNT(refusals))
 {
-    struct run run;
+    RUN(run);
     begin(&run);
     set_list(&run, refusals[_i].sets, 3);
     go_refused(&run, refusals[_i].code, refusals[_i].message);
-    finish(&run);
 }
 
 ENTER_TEST(runs, identities_hold, 2, COUNT(variants));

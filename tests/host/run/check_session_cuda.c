@@ -732,7 +732,7 @@ TEST_OF(runs, graphs_need_free_memory)
 TEST_OF(runs, decode_is_replayed)
 {
     static const unsigned int sizes[CAPTURES] = {4, 4, 2, 2, 1, 1};
-    struct run run;
+    RUN(run);
     struct fake_cuda_counters counters;
     set_up();
     watch_launches(NULL);
@@ -754,7 +754,6 @@ TEST_OF(runs, decode_is_replayed)
     for (int n = 0; n < CAPTURES * LAYERS; n++)
         ck_assert_uint_eq(spy.grids[n], sizes[n / LAYERS]);
     tear_down();
-    finish(&run);
 }
 
 /* Graphs have no more rows than the pool has slots: what cuda_graph.bs names beyond that is never filled. */
@@ -766,13 +765,12 @@ LOOP_OF(runs, sizes_fit_the_pool, 0, 2)
     };
     static const char *const sizes[] = {"decode batches of 1 to 60 sequences",
                                         "verification batches of 1 to 3 sequences"};
-    struct run run;
+    RUN(run);
     set_up();
     go_with(&run, "cuda:0", "fixture", settings[_i]);
     check_good(&run, fake.first_fault());
     ck_assert_msg(strstr(run.notes, sizes[_i]) != NULL, "%s", run.notes);
     tear_down();
-    finish(&run);
 }
 
 /* Steps too large for any graph, and backends that cannot be captured, are run eagerly. */
@@ -783,7 +781,7 @@ LOOP_OF(runs, other_decodes_are_eager, 0, 3)
         {"backend.fixture.graph_level=never"},
         {"cuda_graph.bs=1 2"},
     };
-    struct run run;
+    RUN(run);
     struct fake_cuda_counters counters;
     set_up();
     watch_launches(NULL);
@@ -796,13 +794,12 @@ LOOP_OF(runs, other_decodes_are_eager, 0, 3)
     ck_assert_int_eq((int64_t)counters.graph_launches + spy.eager_decodes / LAYERS,
                      (int64_t)run.report.decode.count);
     tear_down();
-    finish(&run);
 }
 
 /* Graphs that do not fit into the device's memory. */
 TEST_OF(runs, no_memory_for_graphs)
 {
-    struct run run;
+    RUN(run);
     set_up();
     fake.set_graph_memory((size_t)1 << 40);
     go_with(&run, "cuda:0", "fixture",
@@ -811,7 +808,6 @@ TEST_OF(runs, no_memory_for_graphs)
     ck_assert_ptr_nonnull(strstr(host_error_text(&run.error), "graph"));
     ck_assert_int_eq(run.report.steps, 0);
     tear_down();
-    finish(&run);
 }
 
 /* ---- Checks that can fail -------------------------------------------------------------------- */
@@ -838,7 +834,7 @@ static void spoil_a_replay(const struct fake_cuda_launch *launch)
 
 TEST_OF(runs, a_wrong_row_fails)
 {
-    struct run run;
+    RUN(run);
     set_up();
     watch_launches(add_to_one_output);
     go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
@@ -846,7 +842,6 @@ TEST_OF(runs, a_wrong_row_fails)
     ck_assert_int_gt(run.report.verify.rows_failed, 0);
     ck_assert_int_eq(run.report.verify.steps_not_finite, 0);
     tear_down();
-    finish(&run);
 }
 
 /* The first float behind the output's last row, of an eager step or of a replay. */
@@ -874,7 +869,7 @@ static void write_past_a_replay(const struct fake_cuda_launch *launch)
 
 LOOP_OF(runs, a_write_past_the_output_fails, 0, 2)
 {
-    struct run run;
+    RUN(run);
     set_up();
     watch_launches(_i ? write_past_a_replay : write_past_a_step);
     go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){NULL});
@@ -884,20 +879,18 @@ LOOP_OF(runs, a_write_past_the_output_fails, 0, 2)
     ck_assert_ptr_nonnull(
         strstr(run.report.verify.first_failure, "fixture wrote after the last row of operand out"));
     tear_down();
-    finish(&run);
 }
 
 /* An infinite output is seen without the oracle. */
 TEST_OF(runs, an_infinite_output_fails)
 {
-    struct run run;
+    RUN(run);
     set_up();
     watch_launches(spoil_a_replay);
     go_with(&run, "cuda:0", "fixture", (const char *const[SETTINGS]){"verify.rate=0"});
     ck_assert_msg(run.code == EXIT_CHECK_FAILED, "%s", host_error_text(&run.error));
     ck_assert_int_eq(run.report.verify.steps_not_finite, 1);
     tear_down();
-    finish(&run);
 }
 
 /* ---- A slow device --------------------------------------------------------------------------- */

@@ -91,7 +91,7 @@ enum { NUM_VARIANTS = sizeof variants / sizeof *variants };
 
 LOOP_OF(runs, identities_hold, 0, (NUM_MODELS * NUM_VARIANTS))
 {
-    struct run run;
+    RUN(run);
     int variant = _i % NUM_VARIANTS;
     begin_model(&run, _i / NUM_VARIANTS);
     set_list(&run, variants[variant], 4);
@@ -99,20 +99,18 @@ LOOP_OF(runs, identities_hold, 0, (NUM_MODELS * NUM_VARIANTS))
     ck_assert(run.report.states.present);
     ck_assert_int_eq(run.report.states.peak > 0, variant != 6 && variant != 7);
     ck_assert_int_eq(run.report.tokens.prefix_hit > 0, run.report.states.peak > 0);
-    finish(&run);
 }
 
 /* States in bf16, which are rounded at every chunk, snapshot and decoded token, wherever the
  * scheduler puts these. */
 LOOP_OF(runs, identities_hold_with_bf16_states, 0, (NUM_MODELS * NUM_VARIANTS))
 {
-    struct run run;
+    RUN(run);
     int model = _i / NUM_VARIANTS;
     begin_model(&run, model);
     set(&run, "model.config=%s", bf16_paths[model]);
     set_list(&run, variants[_i % NUM_VARIANTS], 4);
     keep_identities(&run);
-    finish(&run);
 }
 
 /* Prompts of hundreds of tokens, some of which share beginnings, and states of published size. */
@@ -134,14 +132,13 @@ enum { NUM_LARGE_VARIANTS = sizeof large_variants / sizeof *large_variants };
 
 LOOP_OF(runs, large_bf16_states, 0, (NUM_MODELS * NUM_LARGE_VARIANTS))
 {
-    struct run run;
+    RUN(run);
     begin_large(&run, _i / NUM_LARGE_VARIANTS);
     set_list(&run, large_variants[_i % NUM_LARGE_VARIANTS], 3);
     go(&run);
     ck_assert_msg(run.code == EXIT_GOOD, "exit %d: %s %s", run.code, host_error_text(&run.error),
                   run.report.verify.first_failure);
     ck_assert_int_gt(run.report.tokens.decode, 80);
-    finish(&run);
 }
 
 LOOP_OF(runs, digest_does_not_depend_on_threads, 0, NUM_MODELS)
@@ -188,7 +185,7 @@ LOOP_OF(runs, convolutions_with_and_without_bias, 0, 2)
 /* States that one backend wrote in chunks and another one goes on from, token by token. */
 LOOP_OF(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS)
 {
-    struct run run;
+    RUN(run);
     begin_model(&run, _i);
     set(&run, "attention.linear_attn_backend=pair");
     set(&run, "backend.pair.type=hybrid_phase");
@@ -200,7 +197,6 @@ LOOP_OF(runs, prefill_and_decode_are_two_backends, 0, NUM_MODELS)
     keep_identities(&run);
     ck_assert_int_gt(run.report.tokens.prefix_hit, 0);
     ck_assert_int_gt(rows_of(&run.report, "stepwise"), 0);
-    finish(&run);
 }
 
 /* ---- Latent layers among them ---------------------------------------------------------------- */
@@ -225,14 +221,13 @@ enum { NUM_LATENT_VARIANTS = sizeof latent_variants / sizeof *latent_variants };
 
 LOOP_OF(runs, latents_beside_recurrent_layers, 0, NUM_LATENT_VARIANTS)
 {
-    struct run run;
+    RUN(run);
     begin_model(&run, KIMI_LINEAR);
     set_list(&run, latent_variants[_i], 7);
     keep_identities(&run);
     ck_assert_int_gt(run.report.tokens.prefix_hit, 0);
     ck_assert_int_eq(run.report.verify.rows_checked,
                      3 * (run.report.tokens.prefill + run.report.tokens.decode));
-    finish(&run);
 }
 
 /* ---- Drafts ---------------------------------------------------------------------------------- */
@@ -261,7 +256,7 @@ LOOP_OF(drafts, all_rows_of_verifications_are_judged, 0, 2 * NUM_MODELS * NUM_DR
 {
     static const int layers[NUM_MODELS] = {4, 4, 3, 2};
     int model = _i % NUM_MODELS, way = _i / NUM_MODELS % NUM_DRAFTED;
-    struct run run;
+    RUN(run);
     begin_drafted(&run, model, way, _i >= NUM_MODELS * NUM_DRAFTED);
     keep_identities(&run);
     const struct report *r = &run.report;
@@ -271,7 +266,6 @@ LOOP_OF(drafts, all_rows_of_verifications_are_judged, 0, 2 * NUM_MODELS * NUM_DR
     ck_assert_int_gt(wasted, 0);
     ck_assert_int_eq(r->verify.rows_checked,
                      layers[model] * (prompts + r->tokens.decode + wasted) + drafts);
-    finish(&run);
 }
 
 /* The last row of the first sequence that turns it down: other inputs of its recurrent layers. */
@@ -294,13 +288,12 @@ static void falsify_last_draft(void *ctx, const struct batch_step *step, int32_t
 LOOP_OF(drafts, a_falsified_draft_fails, 0, 2 * NUM_MODELS)
 {
     int done = 0;
-    struct run run;
+    RUN(run);
     begin_drafted(&run, _i % NUM_MODELS, 1, _i >= NUM_MODELS);
     set(&run, "workload.max_requests=2");
     go_wrong(&run, falsify_last_draft, &done, ", rejected draft 4, layer ");
     ck_assert_int_eq(done, 1);
     ck_assert_int_eq(run.report.verify.rows_failed, 1);
-    finish(&run);
 }
 
 /* ---- States that are shared ------------------------------------------------------------------ */
@@ -467,14 +460,13 @@ LOOP_OF(verification, a_falsified_operand_fails, 0, 3)
         float by;
     } operands[] = {{ATTN_ROLE_MIXED_QKV, 2}, {ATTN_ROLE_GATE_A, 8}, {ATTN_ROLE_GATE_B, 8}};
     struct falsified falsified = {.role = operands[_i].role, .by = operands[_i].by};
-    struct run run;
+    RUN(run);
     begin_model(&run, QWEN3_NEXT);
     set(&run, "model.dtype=f32");
     go_wrong(&run, falsify, &falsified, "layer 0");
     ck_assert_int_eq(falsified.done, 1);
     ck_assert_int_gt(run.report.verify.rows_failed, _i == 0 ? 1 : 0);
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 0, "));
-    finish(&run);
 }
 
 /* One element of a key in the latent layer's expanded form. */
@@ -498,13 +490,12 @@ static void falsify_key(void *ctx, const struct batch_step *step, int32_t layer,
 LOOP_OF(verification, a_falsified_expanded_key_fails, 0, 2)
 {
     struct falsified_key falsified = {.of_prefix = _i != 0};
-    struct run run;
+    RUN(run);
     begin_model(&run, KIMI_LINEAR);
     set(&run, "model.dtype=f32");
     set(&run, "attention.mla_prefill=expanded");
     go_wrong(&run, falsify_key, &falsified, "layer 1");
     ck_assert_int_eq(falsified.done, 1);
-    finish(&run);
 }
 
 /* A state that is not the prefix's: the first sequence of the first step that starts after a
@@ -527,11 +518,10 @@ static void take_another_state(void *ctx, const struct batch_step *step, int32_t
 LOOP_OF(verification, a_lost_state_fails, 0, NUM_MODELS)
 {
     int done = 0;
-    struct run run;
+    RUN(run);
     begin_model(&run, _i);
     go_wrong(&run, take_another_state, &done, "layer 0");
     ck_assert_int_eq(done, 1);
-    finish(&run);
 }
 
 /* What is wrong with the state of one request in layer 0, when its third token is decoded. */
@@ -577,20 +567,16 @@ static void make_wrong(void *ctx, const struct batch_step *step, int32_t layer,
 LOOP_OF(verification, a_wrong_bf16_state_fails, 0, 2 * NUM_MODELS)
 {
     struct wrong_state wrong = {.lost = _i % 2};
-    struct run run;
+    RUN(run);
     begin_large(&run, _i / 2);
     go_wrong(&run, make_wrong, &wrong, "layer 0");
     ck_assert_int_eq(wrong.done, 1);
     ck_assert_int_ge(run.report.verify.rows_failed, wrong.lost ? 4 : 8);
     ck_assert_ptr_nonnull(strstr(run.report.verify.first_failure, "request 1, position "));
     free(wrong.before);
-    finish(&run);
 }
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-GROUP(runs, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
-GROUP(drafts, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
-GROUP(states, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
-GROUP(verification, .set_up_once = write_models, .tear_down_once = remove_models, .timeout = 120);
-TESTS("session_linear");
+TESTS("session_linear", .set_up_once = write_models, .tear_down_once = remove_models,
+      .timeout = 120);

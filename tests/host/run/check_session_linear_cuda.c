@@ -244,6 +244,4 @@ LOOP_OF(faults, a_lost_device_is_made_again, 0, 2)
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-GROUP(runs, .timeout = 120);
-GROUP(faults, .timeout = 120);
-TESTS("session_linear_cuda");
+TESTS("session_linear_cuda", .timeout = 120);

@@ -354,8 +354,7 @@ TEST_OF(cuda, cuda_makes_queries_and_keys_alone)
     for (int wrong = 0; wrong < 3; wrong++) {
         struct step_vectors vectors[OPERANDS_MAX];
         uint32_t count = step_case_vectors(&c.layers[0], ATTN_F16, &c, &c, &c, vectors);
-        host_error said;
-        host_error_init(&said);
+        HOST_ERROR(said);
         if (wrong == 0) {
             vectors[2].operand.role = ATTN_ROLE_MIXED_QKV;
             vectors[2].operand.stream = GENERATOR_OPERAND + ATTN_ROLE_MIXED_QKV;

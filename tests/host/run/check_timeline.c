@@ -5,8 +5,6 @@
  */
 #include "host/run/timeline.h"
 
-#include <string.h>
-
 #include "tests/tools/test_main.h"
 
 /* Request 0: 5 in, 3 out. 1: 4 in, 1 out. 2: 6 in, none out. */

@@ -261,21 +261,10 @@ TEST_OF(gpu, wider_than_a_grid)
 
 GROUP(gpu, .timeout = 240);
 
-int main(void)
-{
-    if (!has_gpu()) {
-        puts("1..0 # SKIP no CUDA driver or no GPU");
-        return EXIT_SUCCESS;
-    }
-    return test_main("step_kernels on a GPU");
-}
+GPU_TESTS("step_kernels on a GPU");
 
 #else
 
-int main(void)
-{
-    puts("1..0 # SKIP no nvcc at configure time: the host's kernels are not here");
-    return EXIT_SUCCESS;
-}
+NO_GPU_TESTS("no nvcc at configure time: the host's kernels are not here");
 
 #endif

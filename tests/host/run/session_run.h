@@ -90,6 +90,9 @@ static inline void finish(struct run *run)
         free(run->sets[s]);
 }
 
+/* One that is finished at the end of its block. */
+#define RUN(name) struct run name __attribute__((cleanup(finish)))
+
 static inline void finish_all(struct run *runs, int count)
 {
     for (int i = 0; i < count; i++)

@@ -16,9 +16,7 @@
  * ends, one more step: second row ends 14, 16, 17; seq_lens [7,7] -> [8,8] -> [-,9]. */
 TEST_OF(core, worked_example)
 {
-    add_to_source(7, 2, "");
-    add_to_source(7, 3, "");
-    create();
+    create_with("7+2 7+3");
     const struct scheduler_step *step = next_run();
     ck_assert_uint_eq(step->mode, ATTN_MODE_EXTEND);
     expect_seq(step, 0, 0, 0, 7);
@@ -52,9 +50,7 @@ TEST_OF(core, a_prompt_is_cut_into_chunks)
 {
     params.chunked_prefill_size = 7;
     params.page_size = 4;
-    add_to_source(10, 1, "");
-    add_to_source(6, 0, "");
-    create();
+    create_with("10+1 6+0");
     ck_assert_int_eq(scheduler_max_tokens(scheduler), 11);
     schedule("extend 0:0+7");
     const struct scheduler_step *step = next_run();
@@ -72,11 +68,7 @@ TEST_OF(core, whole_prompts_are_not_cut)
 {
     params.chunked_prefill_size = 8;
     params.whole_prompts = true;
-    add_to_source(5, 0, "");
-    add_to_source(4, 0, "");
-    add_to_source(5, 0, "");
-    add_to_source(3, 0, "");
-    create();
+    create_with("5+0 4+0 5+0 3+0");
     schedule("extend 0:0+5");
     schedule("extend 1:0+4");
     schedule("extend 2:0+5 3:0+3");
@@ -90,9 +82,7 @@ TEST_OF(core, mixed_steps_extend_first)
 {
     params.chunked_prefill_size = 5;
     params.mixed = true;
-    add_to_source(4, 9, "");
-    add_to_source(11, 3, "");
-    create();
+    create_with("4+9 11+3");
     schedule("extend 0:0+4 1:0+1");
     schedule("mixed 1:1+5 0:4+1");
     run_out();
@@ -105,9 +95,7 @@ TEST_OF(core, a_prefix_computed_twice_is_kept_once)
     source.block_size = 5;
     params.chunked_prefill_size = 20;
     params.max_running_requests = 2;
-    add_to_source(12, 1, "ab");
-    add_to_source(12, 1, "ab");
-    add_to_source(12, 1, "abz");
+    add_requests("12+1:ab 12+1:ab 12+1:abz");
     source.requests[2].num_whole = 2;
     create();
     schedule("extend 0:0+12 1:0+8");
@@ -138,8 +126,7 @@ TEST_OF(hits, requests_wait_for_a_prefix)
         params.await_prefix = true;
         add_to_source(50, 1, "abc");
         add_to_source(50, 1, cases[i].second);
-        add_to_source(50, 1, "abcd");
-        create();
+        create_with("50+1:abcd");
         const struct scheduler_step *step = next_run();
         ck_assert_int_eq(step->num_seqs, cases[i].hit ? 1 : 2);
         scheduler_complete(scheduler);
@@ -158,9 +145,7 @@ TEST_OF(hits, a_prefix_in_few_pages_is_not_awaited)
     source.block_size = 11;
     params.page_size = 12;
     params.await_prefix = true;
-    add_to_source(50, 1, "abcd");
-    add_to_source(50, 1, "abce");
-    create();
+    create_with("50+1:abcd 50+1:abce");
     schedule("extend 0:0+50 1:0+50");
     expect_done();
 }
@@ -172,9 +157,7 @@ TEST_OF(hits, a_prefix_in_pieces_is_awaited)
     params.page_size = 8;
     params.chunked_prefill_size = 50;
     params.await_prefix = true;
-    add_to_source(99, 1, "abcdefgh");
-    add_to_source(99, 1, "abcdefgh");
-    create();
+    create_with("99+1:abcdefgh 99+1:abcdefgh");
     schedule("extend 0:0+50");
     schedule("extend 0:50+49");
     schedule("extend 1:88+11");
@@ -186,9 +169,7 @@ TEST_OF(hits, a_prefix_in_pieces_is_awaited)
 TEST_OF(core, the_youngest_is_retracted_and_resumes)
 {
     params.num_pages = 61;
-    add_to_source(10, 41, "");
-    add_to_source(10, 41, "");
-    create();
+    create_with("10+41 10+41");
     const struct scheduler_step *step;
     for (int i = 0; i < 21; i++) {
         step = next_run();
@@ -235,8 +216,7 @@ TEST_OF(core, wall_clock_waits_for_arrivals)
     int64_t now_us = 0;
     params.now_us = read_clock;
     params.clock_context = &now_us;
-    add_to_source(3, 2, "");
-    add_to_source(4, 1, "");
+    add_requests("3+2 4+1");
     source.requests[0].arrival_us = 100;
     source.requests[1].arrival_us = 250;
     create();
@@ -270,9 +250,7 @@ TEST_OF(core, a_last_piece_leaves_room_for_the_next_request)
 {
     params.chunked_prefill_size = 8;
     params.num_pages = 17;
-    add_to_source(10, 1, "");
-    add_to_source(6, 1, "");
-    create();
+    create_with("10+1 6+1");
     schedule("extend 0:0+8");
     schedule("extend 0:8+2 1:0+6");
     expect_done();
@@ -280,8 +258,7 @@ TEST_OF(core, a_last_piece_leaves_room_for_the_next_request)
 
 TEST_OF(core, what_runs_is_held)
 {
-    add_to_source(10, 3, "");
-    create();
+    create_with("10+3");
     ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 0);
     schedule("extend 0:0+10");
     ck_assert_int_eq(scheduler_leaked(scheduler, SCHEDULER_ALL), 10);
@@ -349,9 +326,7 @@ LOOP_OF(hits, a_prompt_is_never_hit_whole, 1, 9)
     source.block_size = 4;
     params.page_size = _i;
     params.max_running_requests = 1;
-    add_to_source(8, 1, "ab");
-    add_to_source(8, 1, "ab");
-    create();
+    create_with("8+1:ab 8+1:ab");
     ck_assert_int_eq(run_out()->prefix_hit, 7 / _i * _i);
 }
 
@@ -360,8 +335,7 @@ LOOP_OF(hits, a_prompt_is_never_hit_whole, 1, 9)
 TEST_OF(core, the_table_changes_where_it_grows)
 {
     source.block_size = params.page_size = params.chunked_prefill_size = 5;
-    add_to_source(17, 1, "abc");
-    create();
+    create_with("17+1:abc");
     for (int32_t length = 0; length < 15; length += 5) {
         const struct scheduler_step *step = next_run();
         expect_seq(step, 0, 0, length, 5);
@@ -377,8 +351,7 @@ TEST_OF(core, the_table_changes_where_it_grows)
 TEST_OF(core, pages_of_its_own_change_nothing)
 {
     source.block_size = params.page_size = 4;
-    add_to_source(9, 2, "ab");
-    create();
+    create_with("9+2:ab");
     schedule("extend 0:0+9");
     const struct scheduler_step *step = next_run();
     expect_seq(step, 0, 0, 9, 1);
@@ -395,9 +368,7 @@ TEST_OF(core, the_table_changes_where_a_page_is_adopted)
     source.block_size = params.page_size = 4;
     params.now_us = read_clock;
     params.clock_context = &now;
-    add_to_source(5, 1, "a");
-    add_to_source(9, 2, "ab");
-    add_to_source(9, 2, "ab");
+    add_requests("5+1:a 9+2:ab 9+2:ab");
     source.requests[1].arrival_us = source.requests[2].arrival_us = 10;
     create();
     schedule("extend 0:0+5");
@@ -417,10 +388,7 @@ TEST_OF(hits, no_more_is_evicted_than_is_needed)
 {
     params.max_running_requests = 1;
     params.num_pages = 11;
-    add_to_source(6, 1, "abcdef");
-    add_to_source(6, 1, "");
-    add_to_source(7, 1, "abcdef");
-    create();
+    create_with("6+1:abcdef 6+1 7+1:abcdef");
     ck_assert_int_eq(run_out()->prefix_hit, 4);
 }
 
@@ -429,9 +397,7 @@ TEST_OF(hits, no_more_is_evicted_than_is_needed)
 TEST_OF(hits, a_hit_takes_no_room)
 {
     params.num_pages = 51;
-    add_to_source(10, 41, "abcdefgh");
-    add_to_source(28, 1, "abcdefgh");
-    create();
+    create_with("10+41:abcdefgh 28+1:abcdefgh");
     schedule("extend 0:0+10");
     schedule("extend 1:8+20");
     ck_assert_int_eq(run_out()->retractions, 0);
@@ -439,9 +405,7 @@ TEST_OF(hits, a_hit_takes_no_room)
 
 TEST_OF(core, more_may_be_shared_than_before)
 {
-    add_to_source(3, 1, "a");
-    add_to_source(9, 1, "abcdefgh");
-    add_to_source(9, 1, "abcdefgh");
+    add_requests("3+1:a 9+1:abcdefgh 9+1:abcdefgh");
     params.max_running_requests = 1;
     create();
     ck_assert_int_eq(run_out()->prefix_hit, 1 + 8);
@@ -453,8 +417,7 @@ TEST_OF(hits, the_last_unit_may_be_short)
     source.block_size = 4;
     params.max_running_requests = 1;
     params.share_unit = source.block_size;
-    add_to_source(6, 1, "a");
-    add_to_source(6, 1, "a");
+    add_requests("6+1:a 6+1:a");
     ck_assert_int_eq(scheduler_create(&params, &scheduler, &failure.base), ATTN_OK);
     struct scheduler_request request = {
         .input_length = 6, .output_length = 1, .shareable_length = 1};
@@ -478,9 +441,7 @@ TEST_OF(hits, without_a_prefix_cache_nothing_is_hit)
 {
     params.prefix_cache = false;
     params.keys = NULL;
-    add_to_source(8, 1, "abcdefgh");
-    add_to_source(8, 1, "abcdefgh");
-    create();
+    create_with("8+1:abcdefgh 8+1:abcdefgh");
     const struct scheduler_counts *counts = run_out();
     ck_assert_int_eq(counts->prefix_hit, 0);
     ck_assert_int_eq(counts->prefill, 16);
@@ -569,8 +530,7 @@ TEST_OF(states, a_state_on_its_way_is_held)
 {
     params.has_state = true;
     params.num_cached_states = 4;
-    add_to_source(9, 1, "abcdefgh");
-    create();
+    create_with("9+1:abcdefgh");
     next_run();
     ck_assert_int_eq(scheduler_leaked_states(scheduler), 1);
     scheduler_complete(scheduler);
@@ -597,8 +557,7 @@ TEST_OF(windows, a_window_gives_back_what_it_has_passed)
     params.chunked_prefill_size = 4;
     params.prefix_cache = false;
     params.window = (struct scheduler_window){.num_pages = 9, .left = 3};
-    add_to_source(7, 4, "");
-    create();
+    create_with("7+4");
     schedule("extend 0:0+4");
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->seqs[0].table_changed[SCHEDULER_WINDOW], 4);
@@ -628,8 +587,7 @@ TEST_OF(windows, a_chunk_gives_back_the_one_before)
     params.chunked_prefill_size = 4;
     params.prefix_cache = false;
     params.window = (struct scheduler_window){.num_pages = 9, .left = -1, .chunk = 4};
-    add_to_source(9, 0, "");
-    create();
+    create_with("9+0");
     for (int chunk = 0; chunk < 3; chunk++) {
         next_run();
         scheduler_complete(scheduler);
@@ -661,10 +619,7 @@ static void run_with_window(int32_t left, int64_t num_pages, int32_t *hits)
 TEST_OF(windows, a_prefix_is_of_use_with_its_window)
 {
     int32_t hits[4];
-    add_to_source(9, 0, "abcdefgh");
-    add_to_source(9, 0, "abcdefgh");
-    add_to_source(9, 0, "mnopqrst");
-    add_to_source(9, 0, "abcdefgh");
+    add_requests("9+0:abcdefgh 9+0:abcdefgh 9+0:mnopqrst 9+0:abcdefgh");
     run_with_window(2, 11, hits);
     const int32_t roomy[] = {0, 8, 0, 0};
     ck_assert_mem_eq(hits, roomy, sizeof roomy);
@@ -682,9 +637,7 @@ TEST_OF(windows, a_request_waits_for_the_pool_of_windows)
     params.prefix_cache = false;
     params.window = (struct scheduler_window){.num_pages = 31, .left = 15};
     params.chunked_prefill_size = 8;
-    add_to_source(40, 2, "");
-    add_to_source(40, 2, "");
-    create();
+    create_with("40+2 40+2");
     for (int i = 0; i < 6; i++) {
         const struct scheduler_step *step = next_run();
         ck_assert_int_eq(step->num_seqs, 1);
@@ -757,9 +710,7 @@ TEST_OF(windows, a_full_pool_of_windows_retracts_the_youngest)
 {
     params.prefix_cache = false;
     params.window = (struct scheduler_window){.num_pages = 1 + 64, .left = 39};
-    add_to_source(10, 50, "");
-    add_to_source(10, 50, "");
-    create();
+    create_with("10+50 10+50");
     const struct scheduler_counts *counts = run_out();
     ck_assert_int_eq(counts->retractions, 1);
     ck_assert_int_eq(counts->pools[SCHEDULER_WINDOW].peak, 64);
@@ -815,8 +766,7 @@ TEST_OF(images, images_go_before_prompts)
     params.encoder_len = 6;
     params.chunked_prefill_size = 12;
     for (int i = 0; i < 3; i++)
-        add_to_source(3, 2, "");
-    create();
+        create_with("3+2");
     ck_assert_int_eq(scheduler_max_tokens(scheduler), 12 + 4);
     expect_images(next(), 0, 2);
     scheduler_complete(scheduler);
@@ -839,8 +789,7 @@ TEST_OF(images, an_image_is_not_cut)
 {
     params.encoder_len = 20;
     params.chunked_prefill_size = 4;
-    add_to_source(6, 1, "");
-    create();
+    create_with("6+1");
     ck_assert_int_eq(scheduler_max_tokens(scheduler), 20);
     expect_images(next(), 0, 1);
     scheduler_complete(scheduler);
@@ -858,8 +807,7 @@ TEST_OF(images, an_image_may_be_one_token)
     params.chunked_prefill_size = 16;
     params.max_running_requests = 2;
     for (int i = 0; i < 3; i++)
-        add_to_source(1, 2, "");
-    create();
+        create_with("1+2");
     expect_images(next(), 0, 2);
     scheduler_complete(scheduler);
     for (int i = 0; i < 2; i++) {
@@ -878,8 +826,7 @@ TEST_OF(images, requests_of_failed_images_are_dropped)
     params.encoder_len = 4;
     params.now_us = read_clock;
     params.clock_context = &now;
-    add_to_source(3, 4, "");
-    add_to_source(3, 4, "");
+    add_requests("3+4 3+4");
     source.requests[1].arrival_us = 10;
     create();
     expect_images(next(), 0, 1);
@@ -899,8 +846,7 @@ TEST_OF(images, requests_of_failed_images_are_dropped)
 TEST_OF(images, a_lost_image_is_encoded_again)
 {
     params.encoder_len = 4;
-    add_to_source(3, 2, "");
-    create();
+    create_with("3+2");
     expect_images(next(), 0, 1);
     scheduler_complete(scheduler);
     next();
@@ -945,8 +891,7 @@ TEST_OF(drafts, accepted_drafts_stay)
     params.page_size = 4;
     params.drafts = (struct drafts){.tokens = 4, .top_k = 1, .rate = 1};
     params.draft_model = true;
-    add_to_source(4, 7, "");
-    create();
+    create_with("4+7");
     schedule("extend 0:0+4");
     const struct scheduler_step *step = next_run();
     ck_assert_uint_eq(step->mode, ATTN_MODE_TARGET_VERIFY);
@@ -971,8 +916,7 @@ TEST_OF(drafts, accepted_drafts_stay)
 TEST_OF(drafts, rejected_drafts_are_given_back)
 {
     params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
-    add_to_source(3, 4, "");
-    create();
+    create_with("3+4");
     schedule("extend 0:0+3");
     for (int32_t rows = 3; rows < 6; rows++) {
         const struct scheduler_step *step = next_run();
@@ -1000,8 +944,7 @@ LOOP_OF(drafts, a_request_starts_with_a_reserve_for_drafts, 0, COUNT(thirds))
 {
     params.num_pages = 41;
     params.drafts = (struct drafts){.tokens = 5, .top_k = 1, .rate = 0};
-    add_to_source(8, 3, "");
-    add_to_source(12, 1, "");
+    add_requests("8+3 12+1");
     add_to_source(thirds[_i].input, thirds[_i].output, "");
     create();
     const struct scheduler_step *step = next_run();
@@ -1148,8 +1091,7 @@ LOOP_OF(cross, a_step_has_so_many_keys_of_encoders, 0, 5)
     params.cross_len = steps[_i].cross_len;
     params.num_encoder_pages = 201;
     for (int i = 0; i < 3; i++)
-        add_to_source(4, 2, "");
-    create();
+        create_with("4+2");
     ck_assert_int_eq(scheduler_max_tokens(scheduler), steps[_i].max_tokens);
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->num_seqs, steps[_i].seqs);
@@ -1166,8 +1108,7 @@ TEST_OF(cross, encoders_run_before_their_keys_are_read)
     params.num_encoder_pages = 201;
     params.chunked_prefill_size = 12;
     for (int i = 0; i < 3; i++)
-        add_to_source(3, 2, "");
-    create();
+        create_with("3+2");
     static const int32_t begin[] = {0, 2}, count[] = {2, 1};
     for (int i = 0; i < 2; i++) {
         const struct scheduler_step *step = next();
@@ -1225,10 +1166,7 @@ TEST_OF(random, hits_count_only_above_the_mark)
 {
     source.block_size = 5;
     params.chunked_prefill_size = 31;
-    add_to_source(10, 1, "");
-    add_to_source(51, 2, "abcdefgh");
-    add_to_source(60, 1, "abcdefgh");
-    create();
+    create_with("10+1 51+2:abcdefgh 60+1:abcdefgh");
     schedule("extend 0:0+10 1:0+21");
     schedule("extend 1:21+30 2:20+1");
     lose_device();
@@ -1276,8 +1214,7 @@ LOOP_OF(random, device_loss_and_batch_errors_are_survived, 0,
 
 TEST_OF(limits, a_destroyed_scheduler_may_have_a_step_out)
 {
-    add_to_source(5, 5, "abcde");
-    create();
+    create_with("5+5:abcde");
     next();
 }
 
@@ -1476,13 +1413,5 @@ LOOP_OF(limits, whole_prompts_have_limits, 0, COUNT(whole))
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-GROUP(core, .set_up = set_up, .tear_down = tear_down);
-GROUP(hits, .set_up = set_up, .tear_down = tear_down);
-GROUP(states, .set_up = set_up, .tear_down = tear_down);
-GROUP(windows, .set_up = set_up, .tear_down = tear_down);
-GROUP(images, .set_up = set_up, .tear_down = tear_down);
-GROUP(cross, .set_up = set_up, .tear_down = tear_down);
-GROUP(drafts, .set_up = set_up, .tear_down = tear_down);
 GROUP(random, .set_up = set_up, .tear_down = tear_down, .tags = "long");
-GROUP(limits, .set_up = set_up, .tear_down = tear_down);
-TESTS("scheduler");
+TESTS("scheduler", .set_up = set_up, .tear_down = tear_down);

@@ -211,8 +211,7 @@ static enum scheduler_state ask(void)
 
 TEST_OF(core, a_launched_request_has_not_finished)
 {
-    add_to_source(3, 2, "");
-    create();
+    create_with("3+2");
     next_launched();
     next_launched();
     ck_assert_int_eq(ask(), SCHEDULER_DRAIN);
@@ -227,8 +226,7 @@ TEST_OF(core, a_launched_request_has_not_finished)
 LOOP_OF(core, no_more_steps_than_allowed_are_in_flight, 0, MAX_IN_FLIGHT + 1)
 {
     params.max_in_flight = _i;
-    add_to_source(3, 20, "");
-    create();
+    create_with("3+20");
     int32_t depth = _i > 0 ? _i : 1;
     for (int32_t i = 0; i < depth; i++)
         next_launched();
@@ -244,9 +242,7 @@ LOOP_OF(core, no_more_steps_than_allowed_are_in_flight, 0, MAX_IN_FLIGHT + 1)
 TEST_OF(core, pages_of_a_launched_request_are_free)
 {
     params.num_pages = 11;
-    add_to_source(10, 1, "");
-    add_to_source(8, 1, "");
-    create();
+    create_with("10+1 8+1");
     next_launched();
     const struct scheduler_step *step = next_launched();
     expect_seq(step, 0, 1, 0, 8);
@@ -263,8 +259,7 @@ TEST_OF(core, arrivals_are_awaited_with_nothing_in_flight)
     const struct scheduler_step *step;
     params.now_us = read_clock;
     params.clock_context = &now_us;
-    add_to_source(3, 1, "");
-    add_to_source(4, 1, "");
+    add_requests("3+1 4+1");
     source.requests[1].arrival_us = 250;
     create();
     next_launched();
@@ -300,8 +295,7 @@ TEST_OF(losses, lost_requests_wait_again_in_order_of_age)
 {
     params.max_running_requests = 1;
     for (int i = 0; i < 5; i++)
-        add_to_source(3, 1, "");
-    create();
+        create_with("3+1");
     for (int i = 0; i < 3; i++)
         next_launched();
     confirm();
@@ -327,8 +321,7 @@ TEST_OF(losses, lost_requests_wait_again_in_order_of_age)
  * time that counts. */
 TEST_OF(losses, a_lost_request_goes_on_from_what_was_confirmed)
 {
-    add_to_source(4, 6, "");
-    create();
+    create_with("4+6");
     for (int i = 0; i < 4; i++)
         next_launched();
     confirm();
@@ -349,8 +342,7 @@ TEST_OF(losses, a_lost_request_goes_on_from_what_was_confirmed)
 TEST_OF(losses, a_lost_hit_was_none)
 {
     source.block_size = 5;
-    add_to_source(21, 1, "abcd");
-    add_to_source(25, 1, "abcd");
+    add_requests("21+1:abcd 25+1:abcd");
     params.chunked_prefill_size = 21;
     create();
     next_launched();
@@ -369,9 +361,7 @@ TEST_OF(losses, a_lost_hit_was_none)
 static const struct scheduler_step *retract_the_younger(void)
 {
     params.num_pages = 61;
-    add_to_source(10, 41, "");
-    add_to_source(10, 41, "");
-    create();
+    create_with("10+41 10+41");
     for (int i = 0; i < 21; i++) {
         next_launched();
         if (num_flights > 2)
@@ -410,8 +400,7 @@ TEST_OF(losses, rows_of_a_retracted_request_can_be_lost)
 /* A step fails before it runs; what its request computed before still ends, and counts. */
 TEST_OF(drops, a_dropped_request_may_have_rows_in_flight)
 {
-    add_to_source(3, 3, "");
-    create();
+    create_with("3+3");
     next_launched();
     drop_out(next());
     ck_assert_int_eq(ask(), SCHEDULER_DRAIN);
@@ -426,10 +415,7 @@ TEST_OF(drops, a_dropped_request_may_have_rows_in_flight)
 TEST_OF(drops, all_requests_of_failed_steps_are_dropped)
 {
     params.max_running_requests = 2;
-    add_to_source(4, 2, "");
-    add_to_source(9, 0, "");
-    add_to_source(5, 3, "");
-    create();
+    create_with("4+2 9+0 5+3");
     ck_assert_int_eq(next_launched()->num_seqs, 2);
     drop_flight(NULL);
     expect_seq(next_launched(), 0, 2, 0, 5);
@@ -443,9 +429,7 @@ TEST_OF(drops, all_requests_of_failed_steps_are_dropped)
 TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
 {
     params.encoder_len = params.chunked_prefill_size = 6;
-    add_to_source(3, 2, "");
-    add_to_source(3, 2, "");
-    create();
+    create_with("3+2 3+2");
     expect_seq(next(), 0, 0, 0, 6);
     scheduler_advance(scheduler);
     model.dropped[0] = true;
@@ -461,8 +445,7 @@ TEST_OF(drops, requests_of_failed_images_in_flight_are_dropped)
 /* The last step was confirmed or lost, and none has been launched since. */
 LOOP_OF(drops, without_steps_in_flight_nobody_is_dropped, 0, 2)
 {
-    add_to_source(4, 3, "");
-    create();
+    create_with("4+3");
     next_launched();
     if (_i)
         lose_device();
@@ -493,11 +476,7 @@ LOOP_OF(drops, failed_steps_leave_nothing_in_the_prefix_cache, 0, 2)
     source.block_size = 5;
     params.chunked_prefill_size = 10;
     params.max_running_requests = 2;
-    add_to_source(10, 4, "ab");
-    add_to_source(20, 1, "abcd");
-    add_to_source(21, 1, "abcd");
-    add_to_source(22, 1, "abcd");
-    create();
+    create_with("10+4:ab 20+1:abcd 21+1:abcd 22+1:abcd");
     next_launched();
     confirm();
     expect_seq(next_launched(), 0, 1, 10, 10);
@@ -515,8 +494,7 @@ LOOP_OF(drops, failed_steps_leave_nothing_in_the_prefix_cache, 0, 2)
 
 TEST_OF(core, a_destroyed_scheduler_may_have_steps_in_flight)
 {
-    add_to_source(5, 5, "abcde");
-    create();
+    create_with("5+5:abcde");
     next_launched();
     next_launched();
     next();
@@ -684,8 +662,4 @@ LOOP_OF(random, failures_are_survived, 0,
 
 /* ---- Suite ----------------------------------------------------------------------------------- */
 
-GROUP(core, .set_up = set_up_flight, .tear_down = tear_down);
-GROUP(losses, .set_up = set_up_flight, .tear_down = tear_down);
-GROUP(drops, .set_up = set_up_flight, .tear_down = tear_down);
-GROUP(random, .set_up = set_up_flight, .tear_down = tear_down);
-TESTS("scheduler_flight");
+TESTS("scheduler_flight", .set_up = set_up_flight, .tear_down = tear_down);

@@ -67,6 +67,20 @@ void add_to_source(int64_t input, int64_t output, const char *blocks)
         source.requests[request].hash_ids[source.requests[request].num_whole++] = *blocks;
 }
 
+void add_requests(const char *words)
+{
+    long long input, output;
+    char blocks[MAX_BLOCKS + 1];
+    for (int end = 0; sscanf(words, " %lld+%lld%n", &input, &output, &end) == 2; words += end) {
+        int length = 0;
+        blocks[0] = '\0';
+        if (words[end] == ':' && sscanf(words + end, ":%8s%n", blocks, &length) == 1)
+            end += length;
+        add_to_source(input, output, blocks);
+    }
+    ck_assert_str_eq(words, "");
+}
+
 attn_status add(int64_t request)
 {
     struct scheduler_request added = {
@@ -83,6 +97,12 @@ void create_empty(void)
     params.share_unit = source.block_size;
     attn_status status = scheduler_create(&params, &scheduler, &failure.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&failure));
+}
+
+void create_with(const char *requests)
+{
+    add_requests(requests);
+    create();
 }
 
 void create(void)

@@ -84,10 +84,14 @@ static inline void require(bool holds, const char *what, int64_t request)
 /* One more request, whose whole blocks have the ids blocks[0], blocks[1] ... */
 void add_to_source(int64_t input, int64_t output, const char *blocks);
 
+/* Several: input+output, or input+output:blocks, of each. */
+void add_requests(const char *words);
+
 /* Queue a request of the source; a scheduler with none, with all of them queued. */
 attn_status add(int64_t request);
 void create_empty(void);
 void create(void);
+void create_with(const char *requests); /* added first */
 
 /* Prompt and decode rows of a request. */
 int64_t rows_of(int64_t request);

@@ -351,7 +351,4 @@ TEST_OF(errors, wrong_models)
     refuse_model(&model, ATTN_INVALID_ARGUMENT, "model: struct_size is 0");
 }
 
-GROUP(models, .set_up = setup, .tear_down = teardown);
-GROUP(reasons, .set_up = setup, .tear_down = teardown);
-GROUP(errors, .set_up = setup, .tear_down = teardown);
-TESTS("attnhost_select");
+TESTS("attnhost_select", .set_up = setup, .tear_down = teardown);

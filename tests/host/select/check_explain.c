@@ -32,9 +32,8 @@ enum { NUM_MODELS = sizeof models / sizeof *models };
 static struct model *read_model(const char *name, const struct config *config)
 {
     char path[1024], text[4096];
-    host_error error;
+    HOST_ERROR(error);
     struct model *model = NULL;
-    host_error_init(&error);
     snprintf(path, sizeof path, "%s/tests/models/%s.json", environment("ATTNHOST_TEST_SRCDIR", "."),
              name);
     FILE *file = fopen(path, "r");

@@ -76,18 +76,17 @@ static const struct {
 
 LOOP_OF(load, refused_at_load, 0, COUNT(refusals))
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, refusals[_i].keys, NULL, 0);
     const char *text = host_error_text(&scene.error);
     ck_assert_msg(scene.status == refusals[_i].status, "status %d: %s", (int)scene.status, text);
     ck_assert_msg(strstr(text, refusals[_i].says), "'%s' is not in: %s", refusals[_i].says, text);
-    scene_end(&scene);
 }
 
 /* Each child is asked about what can reach it: backends of one phase do, together. */
 TEST_OF(load, capabilities_unite)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene,
           "route.1 = phase=decode batch=1-8 -> decode_hnd\nroute.2 = phase=decode -> decode_only\n"
           "route.7 = -> extend_only\n",
@@ -100,14 +99,13 @@ TEST_OF(load, capabilities_unite)
     }
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
     ck_assert_uint_eq(scene.selection->num_units, 1);
-    scene_end(&scene);
 }
 
 /* Aliases are names here too; the default may be attention_backend; --set gives a row as well. */
 TEST_OF(load, names_are_found_as_elsewhere)
 {
     static const char *const sets[] = {"attention.route.3=layers=1 -> mine"};
-    struct scene scene;
+    SCENE(scene);
     begin(&scene,
           "attention_backend = triton\nroute.1 = batch=2- -> triton\n"
           "[backend.mine]\ntype = triton_like\n" SM90,
@@ -125,14 +123,13 @@ TEST_OF(load, names_are_found_as_elsewhere)
         ck_assert_str_eq(routes->texts[t].value, texts[t][1]);
     }
     ck_assert_str_eq(routes->texts[4].place, "t.ini:7");
-    scene_end(&scene);
 }
 
 /* ---- What `explain` prints ------------------------------------------------------------------- */
 
 TEST_OF(load, explain_prints_the_table)
 {
-    struct scene scene;
+    SCENE(scene);
     char *text = NULL;
     size_t size = 0;
     begin(&scene,
@@ -159,7 +156,6 @@ TEST_OF(load, explain_prints_the_table)
     ck_assert_str_eq(cJSON_GetObjectItem(cJSON_GetArrayItem(array, 2), "route")->valuestring,
                      "-> triton_like");
     cJSON_Delete(object);
-    scene_end(&scene);
 }
 
 /* The command shows what the keys make. */

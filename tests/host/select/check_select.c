@@ -56,7 +56,7 @@ static const struct select_candidate *find(const struct scene *scene, uint32_t p
 
 TEST_OF(choice, auto_takes_the_first_of_its_rule)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n");
     assert_backend(&scene, SELECT_PREFILL, "fa3_like");
     assert_backend(&scene, SELECT_DECODE, "fa3_like");
@@ -65,12 +65,11 @@ TEST_OF(choice, auto_takes_the_first_of_its_rule)
     ck_assert_str_eq(scene.selection->units[0].backend, "fa3_like");
     ck_assert_uint_eq(scene.selection->units[0].num_groups, 1);
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flashinfer_like")->absent);
-    scene_end(&scene);
 }
 
 TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
                   "[platform]\nsimulate = sm89\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
@@ -87,12 +86,11 @@ TEST_OF(choice, auto_falls_through_and_keeps_all_reasons)
     /* What is an error when named is only passed over here. */
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "flaky")->absent);
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "hybrid_phase")->absent);
-    scene_end(&scene);
 }
 
 TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[workload]\nmixed = no\n");
     assert_backend(&scene, SELECT_PREFILL, "extend_only");
     assert_backend(&scene, SELECT_DECODE, "decode_only");
@@ -100,12 +98,11 @@ TEST_OF(choice, auto_joins_two_backends_where_none_serves_both)
     ck_assert_str_eq(scene.selection->units[0].type, "hybrid_phase");
     ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_only");
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_NHD);
-    scene_end(&scene);
 }
 
 TEST_OF(choice, auto_without_any_backend)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nkv_lora_rank = 512\n"
                   "qk_rope_head_dim = 64\nqk_nope_head_dim = 128\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
@@ -114,14 +111,13 @@ TEST_OF(choice, auto_without_any_backend)
     assert_says(&scene, "cpu_native: not installed");
     ck_assert_ptr_nonnull(scene.selection); /* for explain */
     ck_assert_int_eq(scene.selection->groups[0].unit, -1);
-    scene_end(&scene);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */
 
 TEST_OF(choice, a_named_backend_is_taken_or_refused)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = "
                         "triton_like\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
@@ -132,12 +128,11 @@ TEST_OF(choice, a_named_backend_is_taken_or_refused)
                   "[platform]\nsimulate = sm80\n[attention]\nattention_backend = fa3_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "device.sm 80: accepted 90; head_dim 96: accepted 64, 128");
-    scene_end(&scene);
 }
 
 TEST_OF(choice, an_alias_is_a_name)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = fa3\n");
     assert_backend(&scene, SELECT_PREFILL, "fa3_like");
     scene_end(&scene);
@@ -152,26 +147,24 @@ TEST_OF(choice, an_alias_is_a_name)
     begin(&scene, MODEL "[platform]\nsimulate = npu\n[attention]\nattention_backend = ascend\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     ck_assert(!select_is_settled(scene.selection));
-    scene_end(&scene);
 }
 
 /* ---- Rules ----------------------------------------------------------------------------------- */
 
 TEST_OF(choice, what_a_model_excludes_is_out_even_if_it_is_named)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
                   "layer_types = sliding cross\n[platform]\nsimulate = sm90\n"
                   "[attention]\nattention_backend = fa3_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "fa3_like: model_has window: accepted no window with cross attention");
     ck_assert_ptr_nonnull(find(&scene, SELECT_PREFILL, "fa3_like")->excluded);
-    scene_end(&scene);
 }
 
 TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = gfx942\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     ck_assert(!select_is_settled(scene.selection)); /* there is no such plugin yet */
@@ -189,12 +182,11 @@ TEST_OF(choice, elsewhere_the_rules_choice_is_an_answer)
     assert_backend(&scene, SELECT_PREFILL, "triton_like");
     phase = &scene.selection->groups[0].phases[SELECT_PREFILL];
     ck_assert_str_eq(phase->candidates[phase->preferred].name, "flashinfer_like");
-    scene_end(&scene);
 }
 
 TEST_OF(choice, trees_of_drafts_are_asked_about)
 {
-    struct scene scene;
+    SCENE(scene);
     struct problem problem;
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nspeculative_eagle_topk = 4\n");
     ck_assert_int_eq(scene.status, ATTN_OK);
@@ -208,24 +200,22 @@ TEST_OF(choice, trees_of_drafts_are_asked_about)
                         "speculative_attention_mode = decode\n");
     ck_assert(problem_decode_modes(scene.config) & ATTN_MODE_BIT(ATTN_MODE_DRAFT_EXTEND));
     ck_assert_uint_eq(problem_prefill_modes(scene.config), ATTN_MODE_BIT(ATTN_MODE_EXTEND));
-    scene_end(&scene);
 }
 
 TEST_OF(choice, an_unknown_name_is_a_mistake)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[attention]\nattention_backend = tritn_like\n");
     ck_assert_int_eq(scene.status, ATTN_CONFIG_ERROR);
     assert_says(&scene, "t.ini:7");
     assert_says(&scene, "did you mean 'triton_like'?");
     assert_says(&scene, "extend_only");
     ck_assert_ptr_null(scene.selection);
-    scene_end(&scene);
 }
 
 TEST_OF(choice, a_section_is_a_name)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\nattention_backend = mine\n"
                         "[backend.mine]\ntype = triton_like\n");
     assert_backend(&scene, SELECT_DECODE, "mine");
@@ -236,60 +226,55 @@ TEST_OF(choice, a_section_is_a_name)
                         "[backend.mine]\ntype = flashinfer_like\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "flashinfer_like is not installed");
-    scene_end(&scene);
 }
 
 TEST_OF(choice, an_error_of_a_named_backend_is_an_error)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[attention]\nattention_backend = flaky\n");
     ck_assert_int_ne(scene.status, ATTN_OK);
     ck_assert_int_ne(scene.status, ATTN_UNSUPPORTED);
     ck_assert_ptr_null(scene.selection);
-    scene_end(&scene);
 }
 
 /* ---- Two names ------------------------------------------------------------------------------- */
 
 TEST_OF(choice, two_names_are_joined)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[attention]\nprefill_attention_backend = extend_only\n"
                         "decode_attention_backend = decode_hnd\n");
     assert_backend(&scene, SELECT_PREFILL, "extend_only");
     assert_backend(&scene, SELECT_DECODE, "decode_hnd");
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
     ck_assert_str_eq(scene.selection->units[0].backend, "extend_only-decode_hnd");
-    scene_end(&scene);
 }
 
 TEST_OF(choice, layouts_that_do_not_meet_are_refused)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[attention]\n"
                         "prefill_attention_backend = fa3_like\n"
                         "decode_attention_backend = decode_hnd\n");
     ck_assert_int_eq(scene.status, ATTN_UNSUPPORTED);
     assert_says(&scene, "kv_layout");
-    scene_end(&scene);
 }
 
 TEST_OF(choice, a_given_layout_is_kept)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\nlayout = hnd\n");
     assert_backend(&scene, SELECT_PREFILL, "triton_like"); /* fa3_like reads NHD alone */
     ck_assert_str_eq(scene.selection->groups[0].kv_layout, ATTN_LAYOUT_KV_HND);
     const struct select_candidate *fa3 = find(&scene, SELECT_PREFILL, "fa3_like");
     ck_assert_uint_eq(fa3->reasons[0].field, ATTN_FIELD_KV_LAYOUT);
-    scene_end(&scene);
 }
 
 /* ---- Groups ---------------------------------------------------------------------------------- */
 
 TEST_OF(choice, groups_of_one_backend_are_one_unit)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\nsliding_window = 9\n"
                   "layer_types = sliding full\n[platform]\nsimulate = sm90\n");
     ck_assert_int_eq(scene.status, ATTN_OK);
@@ -297,13 +282,12 @@ TEST_OF(choice, groups_of_one_backend_are_one_unit)
     ck_assert_uint_eq(scene.selection->num_units, 1);
     ck_assert_uint_eq(scene.selection->units[0].num_groups, 2);
     ck_assert_uint_eq(scene.selection->units[0].groups[1], 1);
-    scene_end(&scene);
 }
 
 /* A vision tower sees other batches than the decoder next to it. */
 TEST_OF(choice, a_tower_is_a_unit_of_its_own)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 4\nnum_q_heads = 4\nhead_dim = 64\n"
                   "layer_types = full encoder\n[platform]\nsimulate = sm90\n");
     ck_assert_int_eq(scene.status, ATTN_OK);
@@ -312,25 +296,23 @@ TEST_OF(choice, a_tower_is_a_unit_of_its_own)
         ck_assert_int_eq(scene.selection->groups[g].unit, (int32_t)g);
         ck_assert_str_eq(scene.selection->units[g].backend, scene.selection->units[0].backend);
     }
-    scene_end(&scene);
 }
 
 TEST_OF(choice, an_encoder_has_no_decode_phase)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 64\n"
                   "attn_type = encoder_only\n[attention]\nattention_backend = extend_only\n");
     assert_backend(&scene, SELECT_PREFILL, "extend_only");
     ck_assert(!scene.selection->groups[0].phases[SELECT_DECODE].exists);
     ck_assert_ptr_null(scene.selection->groups[0].kv_layout);
-    scene_end(&scene);
 }
 
 /* ---- Scales, platforms, problems, text ------------------------------------------------------- */
 
 TEST_OF(parts, scales_of_fp8_caches)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\n[kv_cache]\ndtype = fp8_e4m3\n"
                         "v_scale = 1 2\n");
     ck_assert_int_eq(scene.status, ATTN_OK);
@@ -353,12 +335,11 @@ TEST_OF(parts, scales_of_fp8_caches)
     ck_assert_uint_eq(problem.group.kv_scale_granularity, ATTN_SCALE_PER_HEAD);
     ck_assert_uint_eq(problem.problem.kv_dtype, ATTN_FP8_E4M3);
     ck_assert_uint_eq(problem.problem.q_dtype, ATTN_BF16);
-    scene_end(&scene);
 }
 
 TEST_OF(parts, cache_types_by_layer_type)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "layer_types = sliding full\nsliding_window = 8\n"
                         "[platform]\nsimulate = sm90\n"
                         "[kv_cache]\ndtype = fp8_e4m3\nsliding.dtype = bf16\n");
@@ -374,12 +355,11 @@ TEST_OF(parts, cache_types_by_layer_type)
     }
     ck_assert_str_eq(problem_scales_taken(scene.config, scene.model),
                      "kv_cache.k_scale and v_scale");
-    scene_end(&scene);
 }
 
 TEST_OF(parts, bounds_follow_the_workload)
 {
-    struct scene scene;
+    SCENE(scene);
     attn_bounds bounds;
     begin(&scene, MODEL "max_context_len = 33\n[platform]\nsimulate = sm90\n"
                         "[kv_cache]\npage_size = 16\n"
@@ -394,7 +374,6 @@ TEST_OF(parts, bounds_follow_the_workload)
                    ATTN_MODE_BIT(ATTN_MODE_EXTEND) | ATTN_MODE_BIT(ATTN_MODE_MIXED));
     ck_assert_int_eq(bounds.max_tokens, 13);
     ck_assert_int_eq(bounds.max_q_len, 10);
-    scene_end(&scene);
 }
 
 TEST_OF(parts, platforms)
@@ -416,8 +395,7 @@ TEST_OF(parts, platforms)
     ck_assert(device.cpu_isa & ATTN_CPU_AMX_BF16);
 
     struct config *config;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     static const char ini[] = "[platform]\nsimulate = sm91\n";
     ck_assert_int_eq(
         config_load_text(ini, sizeof ini - 1, "t.ini", NULL, NULL, 0, &config, &error.base),
@@ -430,7 +408,7 @@ TEST_OF(parts, platforms)
 
 TEST_OF(parts, json_tells_all)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, "[model]\nnum_layers = 1\nnum_q_heads = 4\nhead_dim = 192\n"
                   "[platform]\nsimulate = sm90\n");
     const attnhost_selection *selected = NULL;
@@ -456,7 +434,6 @@ TEST_OF(parts, json_tells_all)
     ck_assert_ptr_nonnull(strstr(printed, "  head_dim 192: accepted 64, 128 [HEAD_DIM]\n"));
     ck_assert_ptr_nonnull(strstr(printed, "layers 0 prefill, decode: triton_like (auto: rule"));
     free(printed);
-    scene_end(&scene);
 }
 
 /* Everything that is said of the selection: explain's text, run's lines, explain's JSON. */
@@ -490,7 +467,7 @@ static void assert_part(const char *text, const char *part, bool there)
 /* A phase each for triton_like, as its traits differ; one for fa3_like. */
 TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n");
     char *text = say_all(&scene);
     assert_part(text, "multiprocessors: launches may count on 20 of 132\n", true);
@@ -501,12 +478,11 @@ TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
     assert_part(text, "), launches keep to 20 multiprocessors\n", true);
     assert_part(text, "\"traits\":[\"sm_budget\"]", true);
     free(text);
-    scene_end(&scene);
 }
 
 TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n"
                         "[attention]\nattention_backend = triton_like\n");
     char *text = say_all(&scene);
@@ -519,7 +495,6 @@ TEST_OF(choice, who_does_not_keep_to_a_budget_is_named)
                 "    launches keep to 20 multiprocessors\n",
                 true);
     free(text);
-    scene_end(&scene);
 }
 
 /* All multiprocessors, more than there are, and a processor: nothing is said. */
@@ -527,7 +502,7 @@ LOOP_OF(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3)
 {
     static const char *const settings[] = {"simulate = sm90\n", "simulate = sm90\nmax_sms = 132\n",
                                            "simulate = cpu_amx\nmax_sms = 20\n"};
-    struct scene scene;
+    SCENE(scene);
     char ini[256];
     snprintf(ini, sizeof ini, MODEL "[platform]\n%s[attention]\nprefill_attention_backend = %s\n",
              settings[_i], "extend_only");
@@ -537,7 +512,6 @@ LOOP_OF(choice, without_a_budget_nothing_is_said_of_multiprocessors, 0, 3)
     assert_part(text, "can serve, launches", false);
     assert_part(text, "), launches", false);
     free(text);
-    scene_end(&scene);
 }
 
 TESTS("select");

@@ -61,7 +61,7 @@ static void check_joined(const struct scene *scene, const char *name)
 
 TEST_OF(join, two_kinds_become_one_unit)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, TWO, 1);
     ck_assert_uint_ge(scene.model->num_groups, 2);
     check_joined(&scene, "triton_like-with-state_like");
@@ -74,13 +74,12 @@ TEST_OF(join, two_kinds_become_one_unit)
     select_destroy(scene.selection); /* again: what is defined is found */
     scene_choose(&scene);
     check_joined(&scene, "triton_like-with-state_like");
-    scene_end(&scene);
 }
 
 /* A composite may be a child: the full-attention layers by two backends. */
 TEST_OF(join, a_pair_is_a_child)
 {
-    struct scene scene;
+    SCENE(scene);
     begin(&scene,
           "prefill_attention_backend = triton_like\ndecode_attention_backend = decode_only\n"
           "linear_attn_backend = state_like",
@@ -88,7 +87,6 @@ TEST_OF(join, a_pair_is_a_child)
     ck_assert_uint_eq(scene.selection->num_units, 1);
     ck_assert_str_eq(scene.selection->units[0].type, "hybrid_linear");
     ck_assert_str_eq(scene.selection->units[0].backend, "triton_like-decode_only-with-state_like");
-    scene_end(&scene);
 }
 
 /* A backend that has the name of the pair is used if it is the pair, else it is in the way. */
@@ -96,7 +94,7 @@ LOOP_OF(join, a_pair_that_is_defined, 0, 2)
 {
     static const char *const decode[] = {"decode_only", "extend_only"};
     char attention[512];
-    struct scene scene;
+    SCENE(scene);
     scene_create(&scene);
     load_plugin(scene.host, "ATTNHOST_TEST_FIXTURE_DIR", "tests/fixtures/.libs", "choosy.so");
     load_plugin(scene.host, "ATTNHOST_TEST_PLUGIN_DIR", "plugins/.libs", "hybrid.so");
@@ -110,7 +108,6 @@ LOOP_OF(join, a_pair_that_is_defined, 0, 2)
     ck_assert_msg(scene.status == (_i ? ATTN_CONFIG_ERROR : ATTN_OK), "%s",
                   host_error_text(&scene.error));
     ck_assert(!_i || strstr(host_error_text(&scene.error), "this name is needed"));
-    scene_end(&scene);
 }
 
 /* One backend for both kinds; no composite; its name is taken; its name would be too long. */
@@ -132,7 +129,7 @@ LOOP_OF(join, what_cannot_be_joined_stays_as_it_was, 0, 4)
          "here]\ntype = state_like",
          1, 2},
     };
-    struct scene scene;
+    SCENE(scene);
     begin(&scene, cases[_i].attention, cases[_i].with_hybrid);
     ck_assert_uint_eq(scene.selection->num_units, cases[_i].units);
     uint32_t groups = 0;
@@ -141,7 +138,6 @@ LOOP_OF(join, what_cannot_be_joined_stays_as_it_was, 0, 4)
         groups += scene.selection->units[u].num_groups;
     }
     ck_assert_uint_eq(groups, scene.selection->num_groups);
-    scene_end(&scene);
 }
 
 /* Kimi Linear: latent layers among linear ones, which are joined while nothing is expanded. */

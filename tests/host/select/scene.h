@@ -34,9 +34,8 @@ static inline const char *environment(const char *name, const char *otherwise)
 static inline void load_plugin(attnhost *host, const char *variable, const char *folder,
                                const char *file)
 {
-    host_error error;
+    HOST_ERROR(error);
     char path[4096];
-    host_error_init(&error);
     snprintf(path, sizeof path, "%s/%s", environment(variable, folder), file);
     attn_status status = attnhost_load_plugin(host, path, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
@@ -77,5 +76,8 @@ static inline void scene_end(struct scene *scene)
     config_destroy(scene->config);
     attnhost_destroy(scene->host);
 }
+
+/* One that ends with its block. */
+#define SCENE(name) struct scene name __attribute__((cleanup(scene_end)))
 
 #endif /* TESTS_SELECT_SCENE_H */

@@ -7,9 +7,7 @@
 #include "host/workload/generator.h"
 
 #include <math.h>
-#include <string.h>
 
-#include "host/base/error.h"
 #include "tests/tools/test_main.h"
 
 enum { WIDEST = 576, LENGTH = 1500, ROWS = 40 };

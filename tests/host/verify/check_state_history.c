@@ -19,8 +19,7 @@ static bool expected[SLOTS][TOKENS];
 
 static void open_history(int64_t max_tokens)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     memset(expected, 0, sizeof expected);
     num_tokens = max_tokens;
     ck_assert_msg(state_history_init(&history, SLOTS, max_tokens, &error.base) == ATTN_OK, "%s",

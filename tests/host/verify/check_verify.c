@@ -159,8 +159,7 @@ static void set_step(uint32_t mode, const struct verify_sequence *rows)
 
 static void set_up_model(const char *ini, uint32_t num_threads)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_msg(config_load_text(ini, strlen(ini), "test.ini", NULL, NULL, 0, &config,
                                    &error.base) == ATTN_OK &&
                       model_create(config, &model, &error.base) == ATTN_OK,
@@ -443,8 +442,7 @@ static struct verify_result judge(int32_t layer)
 {
     struct verifier *verifier;
     struct verify_result result;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     ck_assert_int_eq(verifier_create(&params, &verifier, NULL), ATTN_OK);
     attn_status status = verifier_add(verifier, &step, layer, &out, &error.base);
     if (status == ATTN_OK)

@@ -109,8 +109,7 @@ static void store_out(attn_dtype dtype)
 
 static void check(struct linear_verifier *verifier, int32_t layer, struct verify_result *result)
 {
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     attn_status status = linear_verifier_check(verifier, &step, layer, &out, result, &error.base);
     ck_assert_msg(status == ATTN_OK, "%s", host_error_text(&error));
 }
@@ -737,8 +736,7 @@ LOOP_OF(same, any_number_of_threads, 0, RUN_MODELS)
 TEST_OF(wrong, refusals)
 {
     struct linear_verifier *verifier;
-    host_error error;
-    host_error_init(&error);
+    HOST_ERROR(error);
     set_up(RUN_DELTA, 1);
     compute_all(0);
     set_step(whole_step, 3, 1, false);

@@ -511,9 +511,8 @@ TEST_OF(limits, bad_arguments)
         {{.latent = 2}, 1, 0, "latent: got 2, accepted: 0 to 1"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        host_error failure;
+        HOST_ERROR(failure);
         struct generator unused;
-        host_error_init(&failure);
         ck_assert_int_eq(generator_init(&unused, 0, &bad[i].layer, 1, bad[i].page_size,
                                         bad[i].prefill_chunk, &failure.base),
                          ATTN_INVALID_ARGUMENT);

@@ -591,8 +591,5 @@ TEST_OF(bad, endless_line)
     expect_error(TRACE_FORMAT_AUTO, ":1: ", (const char *[]){"16777216 bytes", NULL});
 }
 
-GROUP(good, .set_up_once = make_file, .tear_down_once = remove_file, .set_up = set_up,
+TESTS("trace", .set_up_once = make_file, .tear_down_once = remove_file, .set_up = set_up,
       .tear_down = tear_down);
-GROUP(bad, .set_up_once = make_file, .tear_down_once = remove_file, .set_up = set_up,
-      .tear_down = tear_down);
-TESTS("trace");

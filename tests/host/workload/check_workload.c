@@ -6,7 +6,6 @@
 #include "host/workload/workload.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "host/base/error.h"
@@ -412,7 +411,4 @@ TEST_OF(limits, bad_arguments)
     ck_assert_ptr_nonnull(strstr(host_error_text(&failure), "max_requests: got -1"));
 }
 
-GROUP(tokens, .set_up = set_up, .tear_down = tear_down);
-GROUP(hits, .set_up = set_up, .tear_down = tear_down);
-GROUP(limits, .set_up = set_up, .tear_down = tear_down);
-TESTS("workload");
+TESTS("workload", .set_up = set_up, .tear_down = tear_down);
