@@ -604,8 +604,17 @@ static float draw_special(const struct forward_case *c, int32_t s, uint64_t stre
     return case_is_infinite(c, s) || fabsf(x) < 3e4f ? x : scale * 448;
 }
 
-/* A new key, a new value, or what a latent has instead: c_kv, k_pe. In every other block of packed
- * ones all is below the least scale. */
+/* The scale of a block of a packed latent follows from its largest number: one next to which it changes, or any. In
+ * every other block all is below the least scale. */
+static float limit_special(float x, uint64_t stream, int32_t block)
+{
+    static const float limits[] = {448, 456, 1.75f, INFINITY};
+    const float limit = limits[draw_at(stream, UINT64_MAX - (uint64_t)block, 4)];
+    x = isfinite(x) && fabsf(x) > limit ? copysignf(limit, x) : x;
+    return block % 2 ? x * 0x1p-133f : x;
+}
+
+/* A new key, a new value, or what a latent has instead: c_kv, k_pe. */
 static void make_special_vector(struct forward_case *c, int32_t s, int32_t head, int32_t v)
 {
     static const enum case_part_id parts[] = {PART_K, PART_V, PART_C_KV, PART_K_PE};
@@ -620,7 +629,7 @@ static void make_special_vector(struct forward_case *c, int32_t s, int32_t head,
     for (int32_t d = 0; d < c->shapes[part].shape[c->shapes[part].ndim - 1]; d++) {
         float x = draw_special(c, s, stream, 2 * d + v, scale);
         dtype_store(c->shapes[part].dtype, to, d,
-                    (double)x * (packed && d / 128 % 2 ? 0x1p-133 : 1));
+                    (double)(packed ? limit_special(x, stream, d / 128) : x));
     }
 }
 

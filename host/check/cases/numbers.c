@@ -130,8 +130,9 @@ static void draw_gates(struct numbers *numbers)
         spec->dt_min = 0.01f + 0.03f * (float)below(numbers, 20);
         spec->dt_max = spec->dt_min + 0.04f * (float)(1 + below(numbers, 30));
     }
-    if (spec->lower_bound < 0)
-        spec->lower_bound = -0.07f * (float)(1 + below(numbers, 120));
+    if (spec->lower_bound < 0) /* above 0, as in no model, a state grows */
+        spec->lower_bound = one_in(numbers, 5) ? 0.002f * (float)(1 + below(numbers, 20))
+                                               : -0.07f * (float)(1 + below(numbers, 120));
     keep_if_accepted(numbers, &changed);
 }
 

@@ -255,6 +255,11 @@ TEST_OF(options, declarations)
     ASSERT_REFUSED("alias that is malformed or taken",
                    {OPTION(ATTN_OPTION_STRING, "x", ""), .min = 1},
                    {OPTION(ATTN_OPTION_STRING, "y", ""), .min = 1, .deprecated_alias = "x"});
+    const attn_option renamed = {OPTION(ATTN_OPTION_STRING, "x", ""), .min = 1,
+                                 .deprecated_alias = "old"};
+    ASSERT_REFUSED("is declared twice", renamed, {OPTION(ATTN_OPTION_STRING, "old", ""), .min = 1});
+    ASSERT_REFUSED("alias that is malformed or taken", renamed,
+                   {OPTION(ATTN_OPTION_STRING, "y", ""), .min = 1, .deprecated_alias = "old"});
     ASSERT_REFUSED("not [a-z]", {OPTION(ATTN_OPTION_STRING, "Block", ""), .min = 1});
     ASSERT_REFUSED("not [a-z]", {OPTION(ATTN_OPTION_STRING, "", ""), .min = 1});
     ASSERT_REFUSED("has no key", {OPTION(ATTN_OPTION_STRING, NULL, ""), .min = 1});

@@ -16,6 +16,7 @@ enum {
     SPARE = 0x5350,
     READ_ONLY = 0x524f,
     INPUTS = 0x494e,
+    SHARED_NEW = 0x534e,
     PAGE = 0x5047,
     TABLE_STRIDE = STAND_LONG + 5,
     PAGES = STAND_SEQS * STAND_LONG,
@@ -133,13 +134,16 @@ static void draw_bounds(struct stand_scene *scene)
     if (modes == 0 || scene->graph)
         modes |= ATTN_MODE_BIT(ATTN_MODE_DECODE);
     bool has_drafts = !scene->measured && draw_one_in(&scene->draw, 4);
+    /* A layer may read what another one saves in the same batch. */
+    bool shares_new = !scene->measured && mix_absorb(scene->draw.seed, SHARED_NEW) % 8 == 0;
     scene->bounds = (attn_bounds){
         .struct_size = sizeof scene->bounds,
         .modes = modes,
         .mask_kinds = ATTN_MASK_BIT(ATTN_MASK_COUNT) - 1,
         .uses = ATTN_USES_POSITIONS | ATTN_USES_MULTI_ITEM | ATTN_USES_SHARED_PREFIX |
                 ATTN_USES_UNSAVED_KV | ATTN_USES_LSE | ATTN_USES_OMIT_SINK |
-                ATTN_USES_DECODES_FIRST | (has_drafts ? ATTN_USES_DECODE_DRAFTS : 0u),
+                ATTN_USES_DECODES_FIRST | (has_drafts ? ATTN_USES_DECODE_DRAFTS : 0u) |
+                (shares_new ? ATTN_USES_SHARED_NEW_KV : 0u),
         .max_seqs = 5 + draw_below(&scene->draw, STAND_SEQS - 4),
         .max_tokens = STAND_TOKENS,
         .max_q_len = STAND_Q_LEN,

@@ -155,32 +155,51 @@ static void judge_yes(struct stand_scene *scene, int32_t group)
     judge_bytes(scene, "host_bytes", verdict.host_bytes, merged.host_bytes);
 }
 
-/* Reasons for which there is no room are counted all the same. */
+/* Reasons for which there is no room are counted all the same, and not written. */
 static void judge_room(struct stand_scene *scene, int32_t group, uint32_t count)
 {
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
-    for (uint32_t room = 0; room < count && room < MAX_REASONS; room++)
-        if (ask(scene, group, room, &verdict, reasons) && verdict.num_reasons != count)
+    for (uint32_t room = 0; room < count && room < MAX_REASONS; room++) {
+        if (!ask(scene, group, room, &verdict, reasons))
+            return;
+        if (verdict.num_reasons != count)
             check_fail(scene->run, "with room for %u reasons query counts %u, with room for %d %u",
                        room, verdict.num_reasons, MAX_REASONS, count);
+        if (reasons[room].code != 0)
+            check_fail(scene->run, "with room for %u reasons query writes more", room);
+    }
 }
 
-/* One leaf says no: so does the composite, in its words and with its path. */
+/* Has a leaf all its reasons among these, in its words and with its path? */
+static bool is_named(struct stand_scene *scene, const struct stand_leaf *leaf,
+                     const attn_reason *reasons, uint32_t count)
+{
+    char path[96];
+    int own = 0;
+    stand_path(scene, leaf->index, "/", path);
+    for (uint32_t r = 0; r < count && r < MAX_REASONS; r++)
+        own += strcmp(reasons[r].child, path) == 0 && strcmp(reasons[r].got, STAND_WORDS) == 0;
+    return own >= STAND_REASONS;
+}
+
+/* A leaf says no, alone or with the one after it: so does the composite, in its words and with its path. */
 static void judge_no(struct stand_scene *scene, struct stand_leaf *leaf, int32_t group)
 {
     attn_verdict verdict;
     attn_reason reasons[MAX_REASONS];
     char path[96];
-    bool named = false;
-    leaf->refuses = true;
+    struct stand_leaf *with =
+        &scene->leaves[(leaf->index + scene->run->index % 2) % scene->num_leaves];
+    with = with->share[group].layers ? with : leaf;
+    leaf->refuses = with->refuses = true;
     stand_path(scene, leaf->index, "/", path);
     bool good = ask(scene, group, MAX_REASONS, &verdict, reasons);
     if (good)
         judge_room(scene, group, verdict.num_reasons);
-    leaf->refuses = false;
-    for (uint32_t r = 0; good && r < verdict.num_reasons && r < MAX_REASONS; r++)
-        named |= strcmp(reasons[r].child, path) == 0 && strcmp(reasons[r].got, STAND_WORDS) == 0;
+    leaf->refuses = with->refuses = false;
+    bool named = good && is_named(scene, leaf, reasons, verdict.num_reasons) &&
+                 is_named(scene, with, reasons, verdict.num_reasons);
     if (good && verdict.supported)
         check_fail(scene->run, "the child %s refuses group %d, and the composite accepts it", path,
                    group);

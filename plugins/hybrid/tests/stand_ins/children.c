@@ -99,19 +99,21 @@ static bool is_within(const struct stand_leaf *leaf, const attn_problem *problem
 
 /* ---- Query ----------------------------------------------------------------------------------- */
 
+/* For as many reasons as there is room for. */
 static void refuse(attn_verdict *verdict, const char *got)
 {
     verdict->supported = 0;
-    verdict->num_reasons = 1;
-    if (verdict->reasons_capacity == 0)
-        return;
-    attn_reason *reason = verdict->reasons;
-    reason->code = ATTN_REASON_MODE;
-    reason->field = ATTN_FIELD_MODES;
-    reason->with_field = 0;
-    reason->child[0] = '\0';
-    snprintf(reason->got, sizeof reason->got, "%s", got);
-    snprintf(reason->accepted, sizeof reason->accepted, "nothing");
+    verdict->num_reasons = STAND_REASONS;
+    for (uint32_t r = 0; r < STAND_REASONS && r < verdict->reasons_capacity; r++) {
+        attn_reason *reason =
+            (attn_reason *)((char *)verdict->reasons + (size_t)r * verdict->reasons->struct_size);
+        reason->code = ATTN_REASON_MODE;
+        reason->field = ATTN_FIELD_MODES;
+        reason->with_field = 0;
+        reason->child[0] = '\0';
+        snprintf(reason->got, sizeof reason->got, "%s", got);
+        snprintf(reason->accepted, sizeof reason->accepted, "nothing");
+    }
 }
 
 /* What was not its own is refused, so that a composite that asks too much is refused as a whole. */
@@ -484,6 +486,9 @@ static void look_at_counts(const attn_metadata *metadata, const attn_batch *batc
         stand_object(scene, "%s is given %d real sequences and %d real rows, which is not so", name,
                      batch->num_real_seqs, batch->num_real_tokens);
     const attn_shared_prefix *shared = batch->shared_prefix;
+    if (batch->num_prefix_levels > 0 && !shared)
+        stand_object(scene, "%s is given %u levels of shared prefixes, which are nowhere", name,
+                     batch->num_prefix_levels);
     if (shared && shared->seq_indptr.device[shared->num_groups] != batch->num_seqs)
         stand_object(scene, "%s is given a hint about %d sequences of %d", name,
                      shared->seq_indptr.device[shared->num_groups], batch->num_seqs);

@@ -192,6 +192,7 @@ struct stand_leaf {
 #define STAND_EXTENSION "attn.stand_in/1"
 
 #define STAND_WORDS "this is not for me"
+enum { STAND_REASONS = 3 }; /* of a refusal */
 
 enum stand_type { STAND_PHASE, STAND_LINEAR, STAND_ROUTE, STAND_AUTOTUNE, STAND_TYPES };
 

@@ -233,13 +233,14 @@ bool stand_reads_apart(const struct stand_scene *scene)
     return (from_arguments & from_cache) != 0;
 }
 
-/* MIXED is split unless its decodes have drafts, more is promised of where operands lie than holds
+/* MIXED is split unless its decodes have drafts, a layer reads what another one saves, more is promised of where operands lie than holds
  * of their rows, a layer's latents come in another form than EXTEND's and DECODE's, or new tokens
  * that are rounded would be read in two ways. */
 static bool may_split(const struct stand_node *node, const struct stand_share whole[STAND_GROUPS])
 {
     const struct stand_scene *scene = node->scene;
-    if (scene->problems[0].min_alignment > 0 || scene->bounds.uses & ATTN_USES_DECODE_DRAFTS)
+    if (scene->problems[0].min_alignment > 0 ||
+        scene->bounds.uses & (ATTN_USES_DECODE_DRAFTS | ATTN_USES_SHARED_NEW_KV))
         return false;
     for (int32_t g = 0; g < scene->num_groups; g++) {
         uint32_t involved = whole[g].modes & (BIT(EXTEND) | BIT(DECODE) | BIT(MIXED));
