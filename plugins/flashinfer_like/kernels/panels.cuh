@@ -76,7 +76,7 @@ static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u3
 {
     constexpr int pieces = row_bytes / 16; /* of a row */
     const int lane = (int)threadIdx.x & 31, row = piece_row(), piece = lane & 3;
-    if constexpr (pieces % 32 == 0) { /* whole rows: of 512 bytes memory likes no eighths */
+    if constexpr (pieces % 16 == 0) { /* whole rows: of 256 bytes and more memory likes no eighths */
 #pragma unroll
         for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
             int r = (i + lane) / pieces, p = (i + lane) % pieces;
