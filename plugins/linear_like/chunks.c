@@ -104,15 +104,14 @@ static uint64_t take(uint64_t *at, uint64_t bytes)
  * are cut. */
 static int find_room(const linear_dims *d, int64_t longest)
 {
-    const int delta = linear_is_delta(d);
-    const int room = CHUNK_ROOM(d->v_heads, d->v_dim / CHUNK_PANEL, delta);
-    return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room, delta) ? room : 0;
+    const int room = CHUNK_ROOM(d->v_heads, d->v_dim / CHUNK_PANEL, linear_is_delta(d));
+    return room >= 2 && longest >= CHUNK_SEGMENT_ROWS(room) ? room : 0;
 }
 
 /* The most segments of a window. */
-static int most_segments(const linear_dims *d, int room, int seqs)
+static int most_segments(int room, int seqs)
 {
-    const int cut = CHUNK_SEGMENTS(room, linear_is_delta(d));
+    const int cut = CHUNK_SEGMENTS(room);
     return cut > seqs ? cut : seqs;
 }
 
@@ -153,7 +152,7 @@ linear_scratch linear_lay_out_scratch(const linear_group *group, const attn_boun
     if (chunk && window > tiles / chunk)
         window = tiles / chunk + 1;
     to.room = find_room(d, bounds->max_q_len);
-    to.most = most_segments(d, to.room, bounds->max_seqs);
+    to.most = most_segments(to.room, bounds->max_seqs);
     uint64_t at = ALIGNMENT;
     take(&at, 2 * seqs * sizeof(int32_t));
     to.list = take(&at, most * sizeof(linear_chunk));
@@ -290,7 +289,7 @@ static cuda_launch states_launch(const attn_metadata *metadata, const linear_gro
     const int seqs = (int)cuda_plan_extent(&metadata->plan).seqs;
     const int64_t most = cuda_plan_num_sms(&metadata->plan, metadata->instance->facts.num_sms);
     int64_t blocks =
-        (int64_t)most_segments(d, room, seqs) * d->v_heads * ((d->v_dim + columns - 1) / columns);
+        (int64_t)most_segments(room, seqs) * d->v_heads * ((d->v_dim + columns - 1) / columns);
     if ((wide || CHUNK_IN_TURN(linear_chunk_rule(d))) && room == 0 && blocks > most)
         blocks = most;
     return (cuda_launch){.function = wide ? group->wide : group->states,

@@ -604,7 +604,7 @@ DEVICE void pass_results(const linear_call &call, const states_work &work, const
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
 /* Segments of the window from chunk `first` on, times v heads, times slices of 64 values. Without
- * OUTPUTS results of segments that are not the last of a sequence. */
+ * OUTPUTS results of segments that are not the last of a sequence; with them the last segments go first. */
 template <bool OUTPUTS>
 DEVICE void fused_block(const linear_call &call, const linear_maps &maps, int first, char *memory)
 {
@@ -613,10 +613,10 @@ DEVICE void fused_block(const linear_call &call, const linear_maps &maps, int fi
     const int slices = (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % CHUNK_STATE_WARPS;
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
-    const int rest = blockIdx.x / slices;
+    const int at = OUTPUTS ? gridDim.x - 1 - blockIdx.x : blockIdx.x, rest = at / slices;
     states_work work;
     work.head = rest % d.v_heads;
-    work.panel = blockIdx.x % slices * CHUNK_STATE_WARPS;
+    work.panel = at % slices * CHUNK_STATE_WARPS;
     if (!find_work(call, first, rest / d.v_heads, work))
         return;
     if (!OUTPUTS && work.number + 1 == work.count)

@@ -86,20 +86,20 @@ DEVICE int find_segment(const linear_chunks &chunks, int real, int first, int en
     return 7 * length + 3 * passed + 8 < 4 * longest - longest / 4 ? length : longest;
 }
 
-/* Is a delta rule's sequence, the only one, with `count` chunks worth cutting into three? The last has half
- * of the chunks; the states of less than a third are sought before. */
+/* Is a sequence, the only one, with `count` chunks worth cutting into three? The last has half of the
+ * chunks; the states of less than a third are sought before. */
 DEVICE bool is_worth_three(int count)
 {
     return 2 * count + 3 * (count / 4) + 11 < 4 * count - count / 4;
 }
 
-/* Where segment `i` of a sequence begins. Of three the first is longer than the second, of which M is sought,
- * too. */
-DEVICE int find_edge(int count, int segments, bool three, int i)
+/* Where segment `i` of a sequence begins. Of a delta rule's three the first is longer than the second, of
+ * which M is sought, too. */
+DEVICE int find_edge(int count, int segments, bool three, bool delta, int i)
 {
     if (!three)
         return (int)((i64)count * i / segments);
-    return i == 0 ? 0 : i == 1 ? 5 * count / 16 : i == 2 ? count / 2 : count;
+    return i == 0 ? 0 : i == 1 ? (delta ? 5 : 4) * count / 16 : i == 2 ? count / 2 : count;
 }
 
 /* Segments of a window. A warp. */
@@ -121,9 +121,9 @@ DEVICE void list_segments(const linear_call &call, int real, int window)
     /* Whether a batch is cut does not depend on bounds, so that graphs give the same bits. */
     const bool delta =
         call.dims.family == LINEAR_FAMILY_GDN || call.dims.family == LINEAR_FAMILY_KDA;
-    const bool cut = __reduce_max_sync(~0u, rows) >= CHUNK_SEGMENT_ROWS(chunks.room, delta) &&
-                     active < chunks.room;
-    const bool three = cut && delta && chunks.room == 2 && is_worth_three(longest);
+    const bool cut =
+        __reduce_max_sync(~0u, rows) >= CHUNK_SEGMENT_ROWS(chunks.room) && active < chunks.room;
+    const bool three = cut && chunks.room == 2 && is_worth_three(longest);
     const int length = cut && !three ? find_segment(chunks, real, first, end, total, longest)
                                      : int_max(1, longest);
     for (int s = lane; s < whole; s += 32) {
@@ -135,9 +135,9 @@ DEVICE void list_segments(const linear_call &call, int real, int window)
             sum += lane >= step ? other : 0;
         }
         for (int i = 0; i < segments; i++)
-            to[at + sum - segments + i] = {s, from + find_edge(count, segments, three, i),
-                                           from + find_edge(count, segments, three, i + 1), i,
-                                           segments};
+            to[at + sum - segments + i] = {s, from + find_edge(count, segments, three, delta, i),
+                                           from + find_edge(count, segments, three, delta, i + 1),
+                                           i, segments};
         at += __shfl_sync(~0u, sum, 31);
     }
     for (int i = at + lane; i < chunks.most_segments; i += 32)

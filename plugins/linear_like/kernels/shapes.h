@@ -108,11 +108,11 @@
 #define CHUNK_SEGMENT_BLOCKS 132
 #define CHUNK_SEGMENT_LEAST  8  /* chunks */
 #define CHUNK_SEGMENT_MOST   24 /* segments of a sequence */
-/* Where there is room for two, a delta rule's sequence has three: the last one is as long as the first two,
- * which multiprocessors pass one after the other beside it. */
-#define CHUNK_SEGMENTS(room, delta) ((delta) && (room) == 2 ? 3 : (room))
+/* Where there is room for two, a sequence has three: the last one is as long as the first two, which
+ * multiprocessors pass one after the other beside it. */
+#define CHUNK_SEGMENTS(room) ((room) == 2 ? 3 : (room))
 /* Rows of a sequence, if any of the batch is to be cut: with fewer a launch more costs what is gained. */
-#define CHUNK_SEGMENT_ROWS(room, delta) (CHUNK_ROWS * ((room) > 2 ? 18 : (delta) ? 24 : 48))
+#define CHUNK_SEGMENT_ROWS(room) (CHUNK_ROWS * ((room) > 2 ? 18 : 24))
 #define CHUNK_SEGMENT_PARTS(panels, delta)                                                         \
     ((delta) && (panels) <= CHUNK_STATE_WARPS                                                      \
          ? 2                                                                                       \

@@ -86,7 +86,12 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
 #pragma unroll 1
     for (int i = 1; i < work.number; i++) {
         const float *numbers = (const float *)result_matrix(call, work, origin + i);
+        const float4 *from = (const float4 *)result_state(call, work, origin + i, panel, lane);
+        float4 more[16];
         if constexpr (RULE) {
+#pragma unroll
+            for (int n = 0; here && n < 16; n++) /* arrives during the products */
+                more[n] = from[n * 32];
             pass_segment(m, numbers, 2 * (i - 1), lane, s);
         } else {
             const float decay = numbers[0];
@@ -94,12 +99,9 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
             for (int n = 0; n < 64; n++)
                 s[n] *= decay;
         }
-        if (!here)
-            continue;
-        const float4 *more = (const float4 *)result_state(call, work, origin + i, panel, lane);
 #pragma unroll
-        for (int n = 0; n < 16; n++) {
-            const float4 x = more[n * 32];
+        for (int n = 0; here && n < 16; n++) {
+            const float4 x = RULE ? more[n] : from[n * 32];
             s[4 * n] += x.x, s[4 * n + 1] += x.y, s[4 * n + 2] += x.z, s[4 * n + 3] += x.w;
         }
     }
