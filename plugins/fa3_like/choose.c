@@ -33,7 +33,7 @@ typedef struct tile_cost {
 } tile_cost;
 
 static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_low = {5500, 18, 11},
-                       cost_of_codes = {9000, 11, 9};
+                       cost_of_low_narrow = {5500, 18, 17}, cost_of_codes = {9000, 11, 9};
 
 /* The rows of a warpgroup may lie in two chunks at most. */
 static int may_tile_chunks(const cuda_group *group, int has_codes)
@@ -130,7 +130,9 @@ static int64_t pick_tile(const cuda_group *base, const fa3_group *group, fa3_met
         return cycles;
     int64_t splits = is_shared ? larger(fa3_most_splits(base, extent), 1)
                                : count_splits(base, group->low, extent, keys, sms);
-    int64_t low = tiles_cycles(base, group->low, &cost_of_low, extent, keys / splits, sms) +
+    /* Up to 64 dimensions a warpgroup alone waits for its products as long as two take. */
+    cost = base->dim <= 64 ? &cost_of_low_narrow : &cost_of_low;
+    int64_t low = tiles_cycles(base, group->low, cost, extent, keys / splits, sms) +
                   (splits > 1 ? JOINING : 0);
     if (low >= cycles && !is_shared)
         return cycles;
