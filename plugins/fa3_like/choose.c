@@ -12,7 +12,8 @@
 /* Cycles, fitted to both kernels' times on an H200 (docs/kernels/fa3_like.md). For planned tiles
  * see fi_prefill_cycles(). */
 enum {
-    FEW_WAVES = 4,       /* up to so many waves of tiles, the last wave counts as a whole one */
+    FEW_WAVES = 4, /* up to so many waves of tiles, the last wave counts as a whole one; of */
+    ALIKE = 4,     /* any number, if keys are so many times the queries: tiles take equally long */
     TURN_BEGINS = 24000, /* fa3_turn_values: its start, and bytes read and written per cycle */
     TURNED_IN_A_CYCLE = 2000,
     WIDENING = 30000,      /* cycles to widen codes for the library's kernels, and */
@@ -70,9 +71,9 @@ static int64_t larger(int64_t a, int64_t b)
 }
 
 /* Cycles for `tiles` tiles of `each` cycles, one after the other on each multiprocessor. */
-static int64_t waves_cycles(int64_t tiles, int64_t each, int64_t sms)
+static int64_t waves_cycles(int64_t tiles, int64_t each, int64_t sms, int alike)
 {
-    if (tiles <= FEW_WAVES * sms)
+    if (tiles <= FEW_WAVES * sms || alike)
         return (tiles + sms - 1) / sms * each;
     return tiles * each / sms;
 }
@@ -88,8 +89,8 @@ static int64_t tiles_cycles(const cuda_group *group, const fa3_tile *tile, const
     int64_t read = whole * cost->read_twentieths / 20;
     int64_t multiply =
         (whole - read) * warpgroups / larger(tiles, 1) * GROUP_QUERIES / tile->queries;
-    return waves_cycles(tiles * group->kv_heads * group->ratio, cost->begins + read + multiply,
-                        sms);
+    return waves_cycles(tiles * group->kv_heads * group->ratio, cost->begins + read + multiply, sms,
+                        keys >= ALIKE * extent->q_len);
 }
 
 static int64_t smaller(int64_t a, int64_t b)
