@@ -71,6 +71,8 @@ template <int RULE>
 DEVICE void begin_state(const linear_call &call, const states_work &work,
                         const states_memory<RULE> &m, int warp, int lane, state_tile &s)
 {
+    /* N may arrive during the products of S and M where registers are left for it. */
+    constexpr bool early = RULE && !CHUNK_BY_CHANNELS(RULE);
     const int panel = work.panel + warp, origin = work.index - work.number;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
     if (work.count == 1 && here)
@@ -88,10 +90,10 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
         const float *numbers = (const float *)result_matrix(call, work, origin + i);
         const float4 *from = (const float4 *)result_state(call, work, origin + i, panel, lane);
         float4 more[16];
-        if constexpr (RULE) {
 #pragma unroll
-            for (int n = 0; here && n < 16; n++) /* arrives during the products */
-                more[n] = from[n * 32];
+        for (int n = 0; early && here && n < 16; n++)
+            more[n] = from[n * 32];
+        if constexpr (RULE) {
             pass_segment(m, numbers, 2 * (i - 1), lane, s);
         } else {
             const float decay = numbers[0];
@@ -101,7 +103,7 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
         }
 #pragma unroll
         for (int n = 0; here && n < 16; n++) {
-            const float4 x = RULE ? more[n] : from[n * 32];
+            const float4 x = early ? more[n] : from[n * 32];
             s[4 * n] += x.x, s[4 * n + 1] += x.y, s[4 * n + 2] += x.z, s[4 * n + 3] += x.w;
         }
     }
