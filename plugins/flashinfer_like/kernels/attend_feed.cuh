@@ -107,8 +107,9 @@ static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &
     int before = pieces_before<S>(f.at.head);
     index_place place = find_key(c, f.q, f.at.head, feed_key(c, f.at), f.entry);
     if (has_aligned(c, f.q, first)) {
-        copy_rows<S::dim * 2, PANEL_BYTES>((u64)place.k, 0, shared_address(keys), 0, before);
-        copy_rows<S::v_dim * 2, PANEL_BYTES>((u64)place.v, 0, shared_address(values), 0, before);
+        copy_rows<S::dim * 2, PANEL_BYTES, 256>((u64)place.k, 0, shared_address(keys), 0, before);
+        copy_rows<S::v_dim * 2, PANEL_BYTES, 256>((u64)place.v, 0, shared_address(values), 0,
+                                                  before);
         barrier_expect_copies(barrier);
     } else {
         copy_rows_slow<S::dim, PANEL_BYTES>((u64)place.k, 0, keys, before);
@@ -149,8 +150,8 @@ static __device__ __forceinline__ void start_codes(const fi_call &c, const feed 
     q.first_new = fresh >> (threadIdx.x & 15) & 1 ? key : key + 1;
     index_place place = find_key(c, q, f.at.head, key, f.entry);
     if (c.operands.aligned & CALL_ALIGNED_CACHE) {
-        copy_rows<S::dim, PANEL_BYTES>((u64)place.k, 0, shared_address(keys), fresh);
-        copy_rows<S::v_dim, PANEL_BYTES>((u64)place.v, 0, shared_address(values), fresh);
+        copy_rows<S::dim, PANEL_BYTES, 256>((u64)place.k, 0, shared_address(keys), fresh);
+        copy_rows<S::v_dim, PANEL_BYTES, 256>((u64)place.v, 0, shared_address(values), fresh);
     } else {
         copy_codes_slow<S::dim>((u64)place.k, fresh, keys);
         copy_codes_slow<S::v_dim>((u64)place.v, fresh, values);

@@ -98,10 +98,10 @@ static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, 
         for (int u = 0; u < min(2, run - unit); u++) {
             u32 full = full_barrier<S>(shared, r.stage), stage = r.stage * S::stage_bytes;
             barrier_wait(empty_barrier<S>(shared, r.stage), r.parity);
-            copy_rows<S::dim * S::size, PANEL_BYTES>((u64)place.k, u * GROUP_KEYS, keys + stage, 0,
-                                                     before);
-            copy_rows<S::v_dim * S::size, PANEL_BYTES>((u64)place.v, u * GROUP_KEYS, values + stage,
-                                                       0, before);
+            copy_rows<S::dim * S::size, PANEL_BYTES, 256>((u64)place.k, u * GROUP_KEYS,
+                                                          keys + stage, 0, before);
+            copy_rows<S::v_dim * S::size, PANEL_BYTES, 256>((u64)place.v, u * GROUP_KEYS,
+                                                            values + stage, 0, before);
             barrier_expect_copies(full);
             __syncwarp();
             if (lane == 0)

@@ -69,14 +69,15 @@ static __device__ __forceinline__ int piece_row(void)
 /* Rows of a group, whose places are those of 16 lanes from the first on; but for those that
  * `omitted` has a bit for. `before`: pieces that are left out before a row, none or half a panel. A warp
  * that copies takes some five cycles an instruction: a lane finds two rows, and distances between its
- * pieces are constants. */
-template <int row_bytes, int panel_bytes>
+ * pieces are constants. Rows of multiples of `whole_bytes` are copied whole: memory likes no eighths of
+ * rows, but prefill's warps have no registers for 16 pointers to rows of 256 bytes. */
+template <int row_bytes, int panel_bytes, int whole_bytes = 512>
 static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u32 omitted = 0,
                                                  int before = 0)
 {
     constexpr int pieces = row_bytes / 16; /* of a row */
     const int lane = (int)threadIdx.x & 31, row = piece_row(), piece = lane & 3;
-    if constexpr (pieces % 16 == 0) { /* whole rows: of 256 bytes and more memory likes no eighths */
+    if constexpr (row_bytes % whole_bytes == 0) {
 #pragma unroll
         for (int i = 0; i < GROUP_KEYS * pieces; i += 32) {
             int r = (i + lane) / pieces, p = (i + lane) % pieces;
