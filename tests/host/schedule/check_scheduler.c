@@ -765,8 +765,7 @@ TEST_OF(images, images_go_before_prompts)
 {
     params.encoder_len = 6;
     params.chunked_prefill_size = 12;
-    for (int i = 0; i < 3; i++)
-        create_with("3+2");
+    create_with("3+2 3+2 3+2");
     ck_assert_int_eq(scheduler_max_tokens(scheduler), 12 + 4);
     expect_images(next(), 0, 2);
     scheduler_complete(scheduler);
@@ -806,8 +805,7 @@ TEST_OF(images, an_image_may_be_one_token)
     params.encoder_len = 1;
     params.chunked_prefill_size = 16;
     params.max_running_requests = 2;
-    for (int i = 0; i < 3; i++)
-        create_with("1+2");
+    create_with("1+2 1+2 1+2");
     expect_images(next(), 0, 2);
     scheduler_complete(scheduler);
     for (int i = 0; i < 2; i++) {
@@ -1090,8 +1088,7 @@ LOOP_OF(cross, a_step_has_so_many_keys_of_encoders, 0, 5)
     params.chunked_prefill_size = steps[_i].chunk;
     params.cross_len = steps[_i].cross_len;
     params.num_encoder_pages = 201;
-    for (int i = 0; i < 3; i++)
-        create_with("4+2");
+    create_with("4+2 4+2 4+2");
     ck_assert_int_eq(scheduler_max_tokens(scheduler), steps[_i].max_tokens);
     const struct scheduler_step *step = next_run();
     ck_assert_int_eq(step->num_seqs, steps[_i].seqs);
@@ -1107,8 +1104,7 @@ TEST_OF(cross, encoders_run_before_their_keys_are_read)
     params.encoder_len = params.cross_len = 6;
     params.num_encoder_pages = 201;
     params.chunked_prefill_size = 12;
-    for (int i = 0; i < 3; i++)
-        create_with("3+2");
+    create_with("3+2 3+2 3+2");
     static const int32_t begin[] = {0, 2}, count[] = {2, 1};
     for (int i = 0; i < 2; i++) {
         const struct scheduler_step *step = next();

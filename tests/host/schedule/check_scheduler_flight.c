@@ -294,8 +294,7 @@ TEST_OF(core, requests_come_while_steps_are_in_flight)
 TEST_OF(losses, lost_requests_wait_again_in_order_of_age)
 {
     params.max_running_requests = 1;
-    for (int i = 0; i < 5; i++)
-        create_with("3+1");
+    create_with("3+1 3+1 3+1 3+1 3+1");
     for (int i = 0; i < 3; i++)
         next_launched();
     confirm();
