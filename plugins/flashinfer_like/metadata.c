@@ -454,7 +454,7 @@ static int merge_cost_several(int rows, int level)
 static int even_units(const cuda_group *group, int rows)
 {
     return rows == FI_ROWS ? int_min(FI_END / (group->dim + group->v_dim), FI_MOST_EVEN)
-                           : FI_EVEN_HALF;
+                           : FI_EVEN_MANY;
 }
 
 /* The most rows of a tile. Half tiles, and tiles of a kernel for all numbers of rows, are planned

@@ -33,12 +33,13 @@ enum {
 
 /* ---- Slices ---------------------------------------------------------------------------------- */
 
-/* Rows of a slice are 2 to this power, as many as leave each of its warps one batch of parts of a
- * row; of fewer than plan_several() parts, all of them. Of few parts the first has no slice: its
- * block had the end of an item, and goes on to the begin of the next. */
+/* A slice has 2 to this power rows: as many as give each of its warps one batch of parts of a row; all
+ * rows if there are fewer than plan_several() parts. If an item of up to half a tile has few parts, the
+ * block that arrives first gets no slice: it had the end of another item, and begins the next one. */
 PORTABLE int arrivals_shift(int rows, int count, int warps)
 {
-    int shift = 0, most = int_min(ARRIVALS_SLICES, count < FI_SEVERAL ? count - 1 : count);
+    const int is_short = count < FI_SEVERAL && rows <= FI_HALF_ROWS;
+    int shift = 0, most = int_min(ARRIVALS_SLICES, is_short ? count - 1 : count);
     if (count < plan_several(rows) || count > ARRIVALS_MOST)
         return ARRIVALS_ALL;
     while (2 * count << shift <= warps * ARRIVALS_BATCH || most << shift < rows)

@@ -24,7 +24,7 @@ enum {
     /* An end of an item of FI_ROWS rows takes as long as so many units of one dimension; a column
      * has so many more, at most FI_MOST_EVEN, to have a part of one item alone. */
     FI_END = 1024,
-    FI_EVEN_HALF = 2, /* of half a tile of FI_PREFILL_ROWS */
+    FI_EVEN_MANY = 2, /* of more rows */
     FI_MOST_EVEN = 8
 };
 
@@ -163,19 +163,13 @@ PORTABLE i64 plan_most_columns(const fi_plan_call *p, i64 units, i64 items)
     return best;
 }
 
-/* Are the rows few enough for an item's end to take little of a column's time? */
-PORTABLE int plan_is_few(const fi_plan_call *p)
-{
-    return p->level < 0 && (p->rows == FI_ROWS || p->several == FI_SEVERAL_HALF);
-}
-
-/* How many of them. Where several blocks merge, and of few rows always, columns are fewer than were
- * best if none of them has more units then. Of many rows one block's merge takes longer: blocks
- * that do not all end at once do that while others work. */
+/* The number of columns: as few as leave no column with more units than plan_most_columns() does. In
+ * a run of shared keys one block merges all parts of an item: there, blocks that end at different
+ * times merge while others multiply. */
 PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 most = plan_most_columns(p, units, items);
-    if (units == 0 || (most < items * p->several && !plan_is_few(p)))
+    if (units == 0 || (most < items * p->several && p->level >= 0))
         return (int)most;
     i64 each = (units + most - 1) / most;
     return (int)((units + each - 1) / each);
@@ -232,7 +226,7 @@ PORTABLE i64 plan_find_longest(const fi_plan_call *p, int tiles, int first, int 
 PORTABLE i64 plan_begin_filling(const fi_plan_call *p, const fi_plan *plan)
 {
     i64 items = (i64)plan->tiles * p->rounds;
-    if (items >= p->columns || p->split > 0 || !plan_is_few(p) || plan->units == 0)
+    if (items >= p->columns || p->split > 0 || p->level >= 0 || plan->units == 0)
         return 0;
     i64 most = plan_most_columns(p, plan->units, items);
     return (plan->units + most - 1) / most;

@@ -47,7 +47,7 @@ enum {
     FI_GROUP = 16,
     FI_SHORT_ROWS = 32,  /* of a sequence and KV head, at most, for tiles of FI_ROWS */
     FI_SEVERAL = 8,      /* parts of an item from which on several blocks merge them */
-    FI_SEVERAL_HALF = 4, /* the same of FI_ROWS rows to half a tile of FI_PREFILL_ROWS */
+    FI_SEVERAL_MANY = 4, /* the same of more than FI_ROWS rows */
     FI_LEVELS = 4,       /* of shared prefixes; those of more levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256

@@ -21,11 +21,11 @@ PORTABLE int plan_unit_key(const fi_tile *tile, int unit, int u)
     return tile->lo + u * unit + (u >= tile->gap ? tile->skip : 0);
 }
 
-/* Parts of an item of so many rows from which on several blocks merge them. Of few rows one block
- * has the time, and of a whole tile's a block that waits in vain costs more than it saves. */
+/* The number of parts from which on several blocks merge an item of so many rows; one block alone has
+ * the time for few rows. */
 PORTABLE int plan_several(int rows)
 {
-    return rows > FI_ROWS && rows <= FI_PREFILL_ROWS / 2 ? FI_SEVERAL_HALF : FI_SEVERAL;
+    return rows > FI_ROWS ? FI_SEVERAL_MANY : FI_SEVERAL;
 }
 
 #endif /* FI_PLAN_UNITS_CUH */

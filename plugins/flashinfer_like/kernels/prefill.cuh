@@ -145,8 +145,14 @@ DEVICE void step(const fi_call &c, const struct work &w, struct control *control
         asm volatile("mov.b32 %0, %1;" : "=r"(p[i]) : "r"(packed[i]));
 }
 
-/* Units after the first, the next one at `from`, where scores come a unit ahead. Those that all rows
- * see may have a loop of their own: a jump over what others need costs a wait for instructions. */
+/* Do all rows see all keys of the unit at `from`, and are its logits products alone? */
+template <typename S> DEVICE bool is_whole_unit(const fi_call &c, const rows<S> &r, int from)
+{
+    return S::has_whole && c.cap == 0 && from >= r.all_lo && from + S::keys <= r.all_hi;
+}
+
+/* Units after the first, the next one at `from`, where scores come a unit ahead. Units that all rows see
+ * may have a loop of their own: a jump over the masks costs a wait for instructions. */
 template <typename S, typename F>
 DEVICE void attend_ahead(const fi_call &c, const struct work &w, struct control *control, u32 base,
                          rows<S> &r, place<S> &at, int from, int left, F key_after,
@@ -158,8 +164,7 @@ DEVICE void attend_ahead(const fi_call &c, const struct work &w, struct control 
 #pragma unroll 1
         while (left > 0) {
 #pragma unroll 1
-            for (; left > 1 && c.cap == 0 && from >= r.all_lo && from + S::keys <= r.all_hi;
-                 left--) {
+            for (; left > 1 && is_whole_unit<S>(c, r, from); left--) {
                 const int next = key_after(from);
                 step<S, true, true>(c, w, control, base, r, at, from, next, true, s, p);
                 from = next;
@@ -177,6 +182,28 @@ DEVICE void attend_ahead(const fi_call &c, const struct work &w, struct control 
             from = next;
         }
         step<S, false, false>(c, w, control, base, r, at, from, from, false, s, p);
+    }
+}
+
+/* The same where a unit's scores are its own step's. */
+template <typename S, typename F>
+DEVICE void attend_in_turn(const fi_call &c, const struct work &w, struct control *control,
+                           u32 base, rows<S> &r, place<S> &at, int from, int left, F key_after,
+                           u32 (&p)[S::keys / 4])
+{
+    float s[S::keys / 2];
+#pragma unroll 1
+    while (left > 0) {
+#pragma unroll 1
+        for (; left > 0 && is_whole_unit<S>(c, r, from); left--) {
+            step<S, false, true>(c, w, control, base, r, at, from, from, left > 1, s, p);
+            from = key_after(from);
+        }
+        if (left == 0)
+            break;
+        step<S, false, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
+        from = key_after(from);
+        left--;
     }
 }
 
@@ -215,17 +242,11 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     values_wait<S>(w, control, at);
     if (left > 0)
         keys_wait<S>(w, control, at);
-    if constexpr (S::ahead) {
-        if (left > 0)
-            attend_ahead<S>(c, w, control, base, r, at, key_after(from), left, key_after, p);
-    } else {
-#pragma unroll 1
-        for (; left > 0; left--) {
-            float s[S::keys / 2];
-            from = key_after(from);
-            step<S, false, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
-        }
-    }
+    from = key_after(from);
+    if constexpr (!S::ahead)
+        attend_in_turn<S>(c, w, control, base, r, at, from, left, key_after, p);
+    else if (left > 0)
+        attend_ahead<S>(c, w, control, base, r, at, from, left, key_after, p);
     wgmma_fence();
     gemm_pv<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
     wgmma_commit();

@@ -105,7 +105,7 @@ TEST_OF(arrivals, slices)
     ck_assert_int_eq(slices_of(16, 128, 4), 16);
     ck_assert_int_eq(slices_of(8, 32, 2), 8);
     ck_assert_int_eq(slices_of(128, 16, 8), 16);
-    ck_assert_int_eq(slices_of(64, FI_SEVERAL_HALF - 1, 8), 1);
+    ck_assert_int_eq(slices_of(64, FI_SEVERAL_MANY - 1, 8), 1);
     ck_assert_int_eq(slices_of(64, 5, 8), 4);
     ck_assert_int_eq(slices_of(65, FI_SEVERAL - 1, 8), 1);
     ck_assert_int_eq(1 << ARRIVALS_ALL, FI_PREFILL_ROWS);

@@ -321,7 +321,7 @@ TEST_OF(levels, few_columns_share_an_item)
     p.merge = 28 * 8; /* of 128 rows */
     p.merged = 2;
     p.merge_several = 1;
-    p.several = FI_SEVERAL_HALF;
+    p.several = FI_SEVERAL_MANY;
     ck_assert_int_eq(plan_make(&p, 20, 300).columns, 100);
     ck_assert_int_eq(plan_make(&p, 30, 300).columns, 60); /* an item has less than 4 parts */
 }

@@ -389,7 +389,7 @@ TEST_OF(any_machine, half_tiles)
     t.own->group.options.half_tiles = WHEN_ALWAYS;
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, 2, 2));
     expect_launches("plan fi_prefill_half_d128");
-    ck_assert_int_eq(launches[0].params->plan.several, FI_SEVERAL_HALF);
+    ck_assert_int_eq(launches[0].params->plan.several, FI_SEVERAL_MANY);
     need(run_batch(&t, ATTN_MODE_EXTEND, 2, 2 * most, most));
     expect_launches("plan fi_prefill_half_d128");
     need(run_batch(&t, ATTN_MODE_EXTEND, 1, most + 1, most + 1));
