@@ -19,7 +19,7 @@ enum {
     WIDENING = 30000,      /* cycles to widen codes for the library's kernels, and */
     FI_CODES_EIGHTHS = 11, /* their time over codes, in eighths of fi_prefill_cycles() */
     SPLIT_KEYS = 1024,     /* least keys of a part, and cycles to join parts */
-    JOINING = 22000,
+    JOINING = 30000,
     GATHER_BEGINS = 8000, /* fa3_gather: its start, and bytes per cycle */
     GATHERED_IN_A_CYCLE = 2000,
     FI_ROWS_EIGHTHS = 9, /* the library's time over a cache that tiles would gather, of 16 bits, */
@@ -33,8 +33,8 @@ typedef struct tile_cost {
     int64_t read_twentieths; /* the part of key_twentieths that a tile of few rows takes, too */
 } tile_cost;
 
-static const tile_cost cost_of_numbers = {5500, 16, 11}, cost_of_low = {5500, 18, 11},
-                       cost_of_low_narrow = {5500, 18, 17}, cost_of_codes = {9000, 11, 9};
+static const tile_cost cost_of_numbers = {10000, 16, 11}, cost_of_low = {10000, 18, 11},
+                       cost_of_low_narrow = {10000, 18, 17}, cost_of_codes = {9000, 11, 9};
 
 /* The rows of a warpgroup may lie in two chunks at most. */
 static int may_tile_chunks(const cuda_group *group, int has_codes)

@@ -11,16 +11,17 @@ enum {
     SHORT_AGAIN = 45,    /* percent: of an item's keys that another has at the same time */
     ITEM_BEGINS = 8000,  /* a prefill item, and ITEM_DIMS more for each 128 of dim + v_dim */
     ITEM_DIMS = 4000,
-    MERGES = 5000,       /* of what blocks leave for each other, at the end */
-    SHARED = 40000,      /* more, where each prefill item is shared by very many; of more than 256
-                            of dim + v_dim with their square */
-    SHARED_HALF = 20000, /* the same of half a tile of rows, which several blocks merge */
+    MERGES = 5000,  /* of what blocks leave for each other, at the end */
+    SHARED = 15000, /* more, where each prefill item is shared by very many */
+    SHARED_HALF =
+        20000, /* the same of half a tile of rows; with more than 256 of dim + v_dim, it grows
+                            with their square */
     SHORT_MERGES = 9000, /* of several tiles of attend */
     HALF_MERGES = 16200, /* of prefill by half tiles, and what their queries wait for keys */
     EIGHTHS = 9,         /* of fi_key_cycles: prefill keys */
     EIGHTHS_HALF = 12,   /* of half a tile, which takes as long as a whole one */
     EIGHTHS_CODES = 15,  /* of item_cycles(): the same over fp8, of keys that are converted */
-    EIGHTHS_WIDE = 13,   /* of more than 256 of dim + v_dim: units of half as many keys */
+    EIGHTHS_WIDE = 11,   /* of more than 256 of dim + v_dim: units of half as many keys */
     FEW_ITEMS = 4,  /* items of few rows, for multiprocessors of that number: a block has one */
     HALF_ITEMS = 3, /* of two multiprocessors, where they have two blocks each otherwise: columns
                        have parts of one item alone up to there; */
@@ -69,8 +70,6 @@ static int64_t prefill_cycles(const cuda_group *group, const cuda_extent *extent
     int64_t items = fi_count_tiles(extent, group->ratio, FI_PREFILL_ROWS) * group->kv_heads;
     int64_t each = ITEM_BEGINS + ITEM_DIMS * dims / 128 + fi_key_cycles(keys, dims) * eighths / 8;
     int64_t idle = items < sms ? sms - items : 0;
-    if (dims > 256)
-        shared = shared * dims * dims / (256 * 256);
     return items * each / sms + MERGES + shared * idle / sms;
 }
 
@@ -94,9 +93,11 @@ int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys
     if (rows <= FI_ROWS || rows > SHORT_MOST || cuda_is_fp8(group->kv_dtype))
         return rows <= SHORT_ROWS;
     keys = windowed(group, extent, keys);
-    int64_t eighths = group->dim + group->v_dim > 256 ? EIGHTHS_WIDE : EIGHTHS_HALF;
+    int64_t dims = group->dim + group->v_dim;
+    int64_t eighths = dims > 256 ? EIGHTHS_WIDE : EIGHTHS_HALF;
+    int64_t shared = dims > 256 ? SHARED_HALF * dims * dims / (256 * 256) : SHARED_HALF;
     return short_cycles(group, extent, keys, sms) <=
-           prefill_cycles(group, extent, keys, sms, eighths, SHARED_HALF);
+           prefill_cycles(group, extent, keys, sms, eighths, shared);
 }
 
 /* Half a tile reads its keys once, but its end takes longer. */

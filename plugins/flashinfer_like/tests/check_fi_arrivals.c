@@ -89,8 +89,8 @@ static int slices_of(int rows, int count, int warps)
     return n;
 }
 
-/* Slices are all rows, no more of them than a counter has bits for, or than there are blocks, one
- * less of few. */
+/* Slices cover all rows. There are no more of them than a counter has bits for, and than there are
+ * blocks, one less for few parts of up to half a tile. */
 TEST_OF(arrivals, slices)
 {
     static const int most[] = {[2] = FI_WIDE_ROWS, [4] = FI_ROWS, [8] = FI_PREFILL_ROWS};
@@ -98,7 +98,8 @@ TEST_OF(arrivals, slices)
         for (int rows = 1; rows <= most[warps]; rows++)
             for (int count = 2; count < 300; count++) {
                 int n = slices_of(rows, count, warps);
-                ck_assert(n == 1 || (n <= ARRIVALS_SLICES && n <= count - (count < FI_SEVERAL)));
+                int most_slices = count - (count < FI_SEVERAL && rows <= FI_HALF_ROWS);
+                ck_assert(n == 1 || (n <= ARRIVALS_SLICES && n <= most_slices));
             }
     ck_assert_int_eq(slices_of(16, FI_SEVERAL - 1, 4), 1);
     ck_assert_int_eq(slices_of(16, ARRIVALS_MOST + 1, 4), 1);
@@ -107,7 +108,8 @@ TEST_OF(arrivals, slices)
     ck_assert_int_eq(slices_of(128, 16, 8), 16);
     ck_assert_int_eq(slices_of(64, FI_SEVERAL_MANY - 1, 8), 1);
     ck_assert_int_eq(slices_of(64, 5, 8), 4);
-    ck_assert_int_eq(slices_of(65, FI_SEVERAL - 1, 8), 1);
+    ck_assert_int_eq(slices_of(65, FI_SEVERAL - 1, 8), 5);
+    ck_assert_int_eq(slices_of(128, FI_SEVERAL_MANY, 8), 4);
     ck_assert_int_eq(1 << ARRIVALS_ALL, FI_PREFILL_ROWS);
 }
 

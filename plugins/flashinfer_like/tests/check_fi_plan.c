@@ -352,7 +352,7 @@ static void check_columns(const fi_plan_call *p, i64 units)
     const i64 all = p->plan->units;
     REQUIRE(all - plan_first_unit(all, (int)columns, (int)columns - 1) == all / columns);
     const i64 longest = (all + columns - 1) / columns, least = (units + most - 1) / most;
-    REQUIRE(longest >= least && longest <= least + (plan_is_few(p) ? p->even : 0));
+    REQUIRE(longest >= least && longest <= least + (p->level < 0 ? p->even : 0));
 }
 
 /* Units of a head in the tiles before, but for those that items are filled up with. */
