@@ -22,8 +22,8 @@ enum {
     JOINING = 30000,
     GATHER_BEGINS = 8000, /* fa3_gather: its start, and bytes per cycle */
     GATHERED_IN_A_CYCLE = 2000,
-    FI_ROWS_EIGHTHS = 9, /* the library's time over a cache that tiles would gather, of 16 bits, */
-    FI_GATHER_EIGHTHS = 12 /* and of codes, in eighths of fi_prefill_cycles() */
+    FI_ROWS_EIGHTHS = 9,   /* the library's time over a cache that tiles would gather, in eighths */
+    FI_GATHER_EIGHTHS = 12 /* of fi_prefill_cycles(): of 16 bits; of codes, or of wide rows */
 };
 
 /* Cycles of a tile. */
@@ -147,7 +147,8 @@ static int is_sooner(const cuda_group *base, const fa3_group *group, int64_t cyc
                      int is_gathered, const cuda_extent *extent, int64_t keys, int64_t sms)
 {
     int64_t planned = fi_prefill_cycles(base, extent, keys, sms);
-    int eighths = cuda_is_fp8(base->kv_dtype) ? FI_GATHER_EIGHTHS : FI_ROWS_EIGHTHS;
+    int is_slow = cuda_is_fp8(base->kv_dtype) || base->dim + base->v_dim > 256;
+    int eighths = is_slow ? FI_GATHER_EIGHTHS : FI_ROWS_EIGHTHS;
     if (is_gathered)
         return cycles + gather_cycles(base, extent, keys) <= planned * eighths / 8;
     if (!group->has_codes)

@@ -301,7 +301,7 @@ DEVICE void merge_rows(const fi_call &c, const struct work &w, const parts &p, i
 }
 
 /* The same by pieces, which is faster for half a tile and for few parts: a thread merges one piece at a
- * time, or two where the slice has more pieces than threads. */
+ * time, or two where the slice has more pieces than threads. Wide rows would spill. */
 template <typename S>
 DEVICE void merge_pieces(const fi_call &c, const struct work &w, const parts &p, int first, int end)
 {
@@ -331,7 +331,7 @@ static __device__ __noinline__ void merge_slices(const fi_call &c, const struct 
 #pragma unroll 1
     for (u32 left = all; left != 0; left &= left - 1) {
         int first = (__ffs((int)left) - 1) << shift, end = min(first + (1 << shift), count);
-        if (S::groups == 1 || p.count < FI_SEVERAL) {
+        if (S::groups == 1 || (S::dim_v <= 128 && p.count < FI_SEVERAL)) {
             merge_pieces<S>(c, w, p, first, end);
         } else {
             const int together = min(shift, S::warps_shift);
