@@ -66,7 +66,8 @@ static inline int attn_host_speaks(const attn_host_info *host, uint32_t major)
     return host->abi_major_min <= major && major <= host->abi_major_max;
 }
 
-/* Filled in by the entry. The caller allocates it, zeroed except struct_size. Static strings. */
+/* Filled in by the entry. The caller allocates it, zeroed except struct_size. All strings are
+ * static. */
 typedef struct attn_plugin {
     uint32_t struct_size;
     uint32_t abi_major;    /* chosen, within the host's range */

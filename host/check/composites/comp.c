@@ -343,8 +343,8 @@ CHECK_RUN(once, with_scene(run, check_once))
 
 const struct check check_comp[] = {
     CHECK_ROW("COMP-02", verdict, scene_count_children, CHECK_NEEDS_CHILD,
-              "a composite refuses what a child refuses, and names the child; its graph level and "
-              "traits are no better than a child's"),
+              "a composite refuses what a child refuses, and names the child; it promises no "
+              "higher graph level and no more traits than its children"),
     CHECK_ROW("COMP-03", needs, scene_count_children, CHECK_NEEDS_CHILD,
               "a composite reports the index forms and the memory of all its children"),
     CHECK_ROW("COMP-04", failures, scene_count_children, CHECK_NEEDS_CHILD,

@@ -428,7 +428,7 @@ const struct check check_caps[] = {
     CHECK_ROW("KV-14", as_given, caps_count_cases, 0,
               "with scales per token new tokens are read as given in every mode"),
     CHECK_ROW("CAPS-10", memory, count_memories, 0,
-              "query refuses device types that are only memory"),
+              "query refuses device types that name memory only"),
     CHECK_ROW("CAPS-11", layer_ids, count_layer_ids, 0,
               "create refuses layer ids that are negative or not unique"),
     {.rule = NULL},

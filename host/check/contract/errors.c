@@ -442,7 +442,7 @@ const struct check check_err[] = {
               "caller wants none"),
     CHECK_ROW("ERR-02", success, NULL, 0, "a call that succeeds does not write to the error"),
     CHECK_ROW("ERR-03", errno, NULL, 0,
-              "errno is never set to 0, nor to a number that the system does not have"),
+              "the plugin never sets errno to 0 or to a number that the system does not define"),
     RIG_ROW("ERR-05", roles, rig_count_seeds, 0,
             "a missing operand is INVALID_ARGUMENT, and the message names it", .body = check_roles),
     CHECK_ROW("ERR-05", head_roles, NULL, 0,

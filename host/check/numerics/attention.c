@@ -146,7 +146,7 @@ const struct check check_num[] = {
     ROW("MEAN-02", mixed, "a MIXED batch has extend rows first, then one query for each sequence",
         SOFTMAX(OF(MODE, MIXED), EACH(LENGTHS), EACH(ROW))),
     ROW("MEAN-02", mixed_decodes,
-        "sequences of a MIXED batch that decode come first, or have several queries each",
+        "sequences that decode may come first in a MIXED batch, and may have several queries each",
         SOFTMAX(OF(MODE, MIXED), BUT(DECODES, LAST), OF(LENGTHS, PAGES, SPLITS), EACH(ROW),
                 EACH(PADDING))),
     ROW("MEAN-03", decode_rows,

@@ -120,7 +120,8 @@ const struct check check_linear[] = {
     CHECK_CASES("MEAN-18", linear_short_conv,
                 "a short convolution reads the inputs of its state, then the call's"),
     ROW("KV-09", linear_slots,
-        "states are read from slot and written to dst_slot, in place or not, even without rows",
+        "states are read from slot and written to dst_slot, in place or not, also for "
+        "sequences without rows",
         LINEAR(change_slots, 1)),
     ROW("KV-09", linear_snapshots,
         "a snapshot is the state after its row, and does not change results",

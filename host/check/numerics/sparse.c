@@ -54,8 +54,8 @@ const struct check check_sparse[] = {
         LATENT_VARIED(make_long, 1, MLA_ABSORBED, BOTH_LAYOUTS, BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL),
                       TWO_LABELS, OF(MODE, DECODE, VERIFY))),
     ROW("MEAN-24", sparse_waves,
-        "an indexer may have more rows than multiprocessors, or more than its memory for logits "
-        "holds",
+        "a batch may have more rows than the device has multiprocessors, or than an indexer has "
+        "memory for",
         LATENT_VARIED(make_waves, 2, MLA_ABSORBED, MLA_LATENT, BIT(MLA_DEEPSEEK) | BIT(MLA_SMALL),
                       TWO_LABELS, OF(MODE, DECODE, VERIFY, EXTEND))),
     ROW("MEAN-24", sparse_steps, "logits, choice and attention may run in separate calls",

@@ -314,7 +314,7 @@ static void run_linear_random(struct check_run *run)
 
 const struct check check_linear_invar[] = {
     OWN_ROW("INVAR-01", linear_accepted, judge_accepted,
-            "a sequence resumes from the snapshot of any verified row",
+            "after a verification, a sequence resumes from the snapshot of any of its rows",
             LINEAR(change_accepted, FORMS)),
     OWN_ROW("INVAR-01", linear_permuted, judge_permuted,
             "the order of the sequences and of their slots changes no result",

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * buckets.cuh: the largest logits of a row, by a cluster of blocks that each have a part of it.
+ * buckets.cuh: the largest logits of a row, found by a cluster of blocks that each have a part of
+ * it.
  *
- * A histogram over equal steps between the least and the largest logit says in which bucket the least
- * one chosen lies. What is in the buckets above is chosen. The keys of that bucket are few, as a rule:
- * they go to the first block, which ranks them. Where they are too many the bucket is divided again, by
- * 11 bits at a time of the logits as numbers of the same order, until they are few or all equal.
+ * A histogram over equal steps between the smallest and the largest logit determines the border
+ * bucket, which contains the smallest chosen logit. Keys in higher buckets are chosen. The border
+ * bucket usually has few keys: the first block ranks them. If they are too many, the bucket is
+ * divided again, by 11 bits at a time of the logits' order-preserving integers ("numbers"), until
+ * they are few or all equal.
  *
- * Of a long row most keys are left out before, by a sieve (sieve.cuh).
+ * In long rows a sieve removes most keys first (sieve.cuh).
  *
- * Of equal logits the keys that come first are taken. The list has the keys above in their order, then
- * those of the bucket by rank; after a sieve all keys in their order, as a rule. It is a function of the
- * logits alone, whatever the cluster's size is.
+ * Among equal logits the first keys are chosen. The list has the keys of higher buckets in their
+ * order, then those of the border bucket by rank; after a sieve, usually all keys in their order.
+ * It depends on the logits alone, not on the size of the cluster.
  */
 #ifndef DSA_LIKE_BUCKETS_CUH
 #define DSA_LIKE_BUCKETS_CUH
@@ -19,11 +21,11 @@
 #include "plugins/dsa_like/kernels/rows.cuh"
 
 #define CHOOSE_WARPS (DSA_CHOOSE_THREADS / 32)
-#define CHOOSE_BINS  (DSA_BUCKETS / DSA_CHOOSE_THREADS) /* of a thread */
+#define CHOOSE_BINS  (DSA_BUCKETS / DSA_CHOOSE_THREADS) /* per thread */
 
 /* ---- Logits as numbers ----------------------------------------------------------------------- */
 
-/* Never 0, which is no key. */
+/* The number of a logit; 0 is reserved for -inf (no key). */
 DEVICE u32 order_of(float logit)
 {
     const u32 bits = __float_as_uint(logit + 0.0f); /* no negative zero */
@@ -50,26 +52,26 @@ struct choose_found {
 /* Shared memory: DSA_CHOOSE_SHARED. */
 struct choose_memory {
     int buckets[DSA_BUCKETS];
-    uint2 candidates[DSA_CANDIDATES]; /* number and key; the first block's */
-    int totals[DSA_BUCKETS];          /* of all blocks: a slice */
+    uint2 candidates[DSA_CANDIDATES]; /* number and key; in the first block */
+    int totals[DSA_BUCKETS];          /* a slice of the sums over all blocks */
     int sums[CHOOSE_WARPS];
-    int slices[DSA_MOST_BLOCKS];  /* keys in the buckets that each block adds up */
+    int slices[DSA_MOST_BLOCKS];  /* keys in each block's slice of buckets */
     int2 counts[DSA_MOST_BLOCKS]; /* keys of each block above the border, and on it */
     int larger[CHOOSE_WARPS], equal[CHOOSE_WARPS];
     choose_found found;
-    choose_extent extent; /* of this block's keys */
-    int num_candidates;   /* the first block's */
-    int2 passed
-        [DSA_MOST_BLOCKS]; /* of each block: how many keys pass, and the largest of their numbers */
-    u32 largest;           /* number of this block's keys */
+    choose_extent extent;         /* of this block's keys */
+    int num_candidates;           /* in the first block */
+    int2 passed[DSA_MOST_BLOCKS]; /* of each block: the number of keys that pass, and their largest
+                            * number */
+    u32 largest;                  /* largest number among this block's keys that pass */
     u32 numbers[1];
 };
 static_assert(sizeof(choose_memory) <= DSA_CHOOSE_SHARED(1), "more than dsa.h counts on");
 
-/* Keys [begin, end) are this block's. */
+/* This block's keys [begin, end) of a row. */
 struct choose_part {
     const float *logits;
-    const u32 *numbers; /* in shared memory; NULL = there is no room */
+    const u32 *numbers; /* in shared memory; NULL = they do not fit */
     const int *keys; /* in shared memory: key j of the part is key keys[j] of the row; NULL = j */
     int begin, end;
     int rank, blocks;
@@ -86,7 +88,7 @@ template <class T> DEVICE T *of_block(T *mine, int rank)
     return (T *)__cluster_map_shared_rank(mine, rank);
 }
 
-/* All blocks of the part. */
+/* Synchronises all blocks of the part. */
 DEVICE void choose_sync(const choose_part &part)
 {
     if (part.blocks > 1)
@@ -107,7 +109,7 @@ DEVICE u32 number_at(const choose_part &part, int j)
 
 /* ---- Loading --------------------------------------------------------------------------------- */
 
-/* Numbers into shared memory; *extent of all that are seen. */
+/* Loads numbers into shared memory; *extent covers all visible keys. */
 DEVICE void choose_load(const choose_part &part, u32 *numbers, choose_extent *extent)
 {
     const int batch = 8; /* loads on their way */
@@ -142,7 +144,7 @@ DEVICE void choose_load(const choose_part &part, u32 *numbers, choose_extent *ex
     }
 }
 
-/* Of all blocks. Each warp for itself. */
+/* The extent over all blocks, computed by each warp. */
 DEVICE choose_extent choose_gather(const choose_part &part, choose_extent *mine)
 {
     const int lane = (int)threadIdx.x % 32;
@@ -157,8 +159,8 @@ DEVICE choose_extent choose_gather(const choose_part &part, choose_extent *mine)
 
 /* ---- Border ---------------------------------------------------------------------------------- */
 
-/* The numbers among which the least one chosen is: of a bucket of equal steps, which are so from `least`
- * on, and with these bits. */
+/* The border: the smallest chosen number is in this bucket of equal steps from `least` on, and has
+ * these bits. */
 struct choose_border {
     float least, scale; /* 0 = all are in bucket 0 */
     int bucket;
@@ -166,7 +168,7 @@ struct choose_border {
     int all; /* 1 = every key is chosen */
 };
 
-/* Never falls where logits rise. */
+/* Monotonic in the logit. */
 DEVICE int choose_bin(const choose_border &border, float logit)
 {
     return int_min((int)((logit - border.least) * border.scale), DSA_BUCKETS - 1);
@@ -229,7 +231,7 @@ DEVICE void choose_fill(const choose_part &part, const choose_border &border, in
     }
 }
 
-/* Sum over the threads before this one. */
+/* The sum over the threads before this one. */
 DEVICE int choose_scan(int mine, int *sums)
 {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -245,7 +247,8 @@ DEVICE int choose_scan(int mine, int *sums)
     return sum - mine;
 }
 
-/* A block adds up a slice of all blocks' buckets, and lets the others know how many keys it has. */
+/* Adds up this block's slice of all blocks' buckets, and sends the number of keys in it to all
+ * blocks. */
 DEVICE void choose_add(choose_memory *m, const choose_part &part)
 {
     const int width = DSA_BUCKETS / part.blocks, thread = (int)threadIdx.x;
@@ -266,7 +269,8 @@ DEVICE void choose_add(choose_memory *m, const choose_part &part)
     choose_sync(part);
 }
 
-/* The bucket of the largest `wanted` keys that has the least of them: in one slice, which all read. */
+/* Finds the bucket of the smallest of the largest `wanted` keys: all blocks read the slice that has
+ * it. */
 DEVICE void choose_bucket(choose_memory *m, const choose_part &part, int wanted)
 {
     const int width = DSA_BUCKETS / part.blocks;
@@ -290,14 +294,15 @@ DEVICE void choose_bucket(choose_memory *m, const choose_part &part, int wanted)
     __syncthreads();
 }
 
-/* Where the largest `wanted` keys end; `found` counts what lies above, of all levels. */
+/* Finds the border of the largest `wanted` keys; the result counts the keys above it over all
+ * levels. */
 DEVICE choose_found choose_divide(choose_memory *m, const choose_part &part, int wanted,
                                   choose_border *border)
 {
     choose_found all = {0, 0, 0};
     for (int level = 0; level < CHOOSE_LEVELS; level++) {
         if (level > 0) {
-            choose_sync(part); /* all have read the buckets before */
+            choose_sync(part); /* all blocks have read the previous buckets */
             for (int i = (int)threadIdx.x; i < DSA_BUCKETS; i += DSA_CHOOSE_THREADS)
                 m->buckets[i] = 0;
             __syncthreads();
@@ -326,17 +331,17 @@ struct choose_list {
     const int *table; /* of the sequence: slots, or pages of `page_size` keys */
     int slots;        /* 1 = slots */
     u32 page_size;
-    int first;       /* key of the sequence that is key 0 of the row */
+    int first;       /* the sequence's key that is key 0 of the row */
     const int *keys; /* choose_part */
     int *list, *indices;
 };
 
-/* A key's entry of the table, and what is added to make a slot of it. */
+/* A key's table entry, and the offset of its slot in it. */
 struct choose_place {
     u32 index, offset;
 };
 
-/* Of key j of the row. */
+/* The place of key j of the row. */
 DEVICE choose_place choose_find_place(const choose_list &to, int j)
 {
     const u32 key = (u32)(to.first + j), page = to.slots ? key : key / to.page_size;
@@ -361,14 +366,14 @@ DEVICE void choose_put_key(const choose_list &to, int at, int j)
     choose_put(to, at, choose_slot(to, to.table[place.index], place.offset));
 }
 
-/* Where keys go. Those above: to places from 0 on. Those on the border: to the first block's candidates,
- * or, where all are equal, the first `ties` of them to places from `above` on. */
+/* The destinations of keys. Keys above the border: places from 0 on. Keys on the border: the first
+ * block's candidates or, if all are equal, places from `above` on for the first `ties`. */
 struct choose_places {
     int above, ties;
     int ranks; /* 1 = candidates */
 };
 
-/* Keys of a warp: [begin, end). */
+/* A warp's keys [begin, end). */
 struct choose_range {
     int begin, end;
 };
@@ -382,8 +387,8 @@ DEVICE choose_range choose_split(const choose_part &part)
     return range;
 }
 
-/* How many of a warp's keys lie above the border, and how many on it. Candidates go to `first`; keys
- * above take the places of the warp's first numbers in `keys`, if it is given. */
+/* Counts a warp's keys above the border, and on it. Candidates are appended in `first`. Keys above
+ * overwrite the warp's first numbers in `keys`, if it is given. */
 DEVICE int2 choose_count(const choose_part &part, const choose_border &border,
                          const choose_range &range, int ranks, choose_memory *first, u32 *keys)
 {
@@ -394,7 +399,7 @@ DEVICE int2 choose_count(const choose_part &part, const choose_border &border,
         const u32 number = j < range.end ? number_at(part, j) : 0;
         const int side = choose_side(border, number);
         const u32 mores = __ballot_sync(~0u, side == CHOOSE_ABOVE);
-        __syncwarp(); /* all have read */
+        __syncwarp(); /* all lanes have read their number */
         if (keys && side == CHOOSE_ABOVE)
             keys[range.begin - part.begin + counts.x + __popc(mores & before)] = (u32)j;
         if (side == CHOOSE_BORDER && ranks) {
@@ -407,7 +412,7 @@ DEVICE int2 choose_count(const choose_part &part, const choose_border &border,
     return counts;
 }
 
-/* Of the warps and blocks before this one. */
+/* The counts of earlier warps and blocks. */
 DEVICE int2 choose_before(choose_memory *m, const choose_part &part, int2 counts)
 {
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -432,7 +437,7 @@ DEVICE int2 choose_before(choose_memory *m, const choose_part &part, int2 counts
     return before;
 }
 
-/* The keys above, which lie in the places of a warp's first numbers. */
+/* Lists the keys above, which are in the places of the warp's first numbers. */
 DEVICE void choose_emit_keys(const choose_list &list, const u32 *keys, int count, int at)
 {
     for (int i = (int)threadIdx.x % 32; i < count; i += 32) {
@@ -440,7 +445,7 @@ DEVICE void choose_emit_keys(const choose_list &list, const u32 *keys, int count
     }
 }
 
-/* Where numbers are not kept, or keys are equal. */
+/* The same if numbers are not in shared memory, or border keys are equal. */
 DEVICE void choose_emit(const choose_part &part, const choose_list &list,
                         const choose_border &border, const choose_range &range,
                         const choose_places &to, int2 at)
@@ -461,7 +466,7 @@ DEVICE void choose_emit(const choose_part &part, const choose_list &list,
     }
 }
 
-/* All but candidates. */
+/* Lists all keys except candidates. */
 DEVICE void choose_write(choose_memory *m, const choose_part &part, const choose_list &list,
                          const choose_border &border, const choose_places &to)
 {
@@ -475,7 +480,8 @@ DEVICE void choose_write(choose_memory *m, const choose_part &part, const choose
         choose_emit(part, list, border, range, to, before);
 }
 
-/* `rank` and how many of `count` candidates go before `mine`: larger ones, and equal ones with smaller keys. */
+/* `rank` plus the number of candidates before `mine`: larger ones, and equal ones with smaller
+ * keys. */
 DEVICE int choose_rank_of(const choose_memory *m, uint2 mine, int count, int rank)
 {
     for (int n = 0; n < count; n++) {
@@ -485,7 +491,8 @@ DEVICE int choose_rank_of(const choose_memory *m, uint2 mine, int count, int ran
     return rank;
 }
 
-/* The largest `wanted` candidates, of equal ones those with the smallest keys, to places from `at`. */
+/* Lists the largest `wanted` candidates from `at` on; among equal ones those with the smallest
+ * keys. */
 DEVICE void choose_rank(const choose_memory *m, const choose_list &list, int count, int at,
                         int wanted)
 {
@@ -512,7 +519,8 @@ DEVICE void choose_clear(choose_memory *m)
     __syncthreads();
 }
 
-/* The best `most` keys of a part that sees some; returns how many there are. All of its blocks. */
+/* Chooses the best `most` keys of a part, by all of its blocks; returns their number. The part must
+ * have a visible key. */
 DEVICE int choose_among(choose_memory *m, const choose_part &part, const choose_list &list,
                         int most)
 {
@@ -529,7 +537,7 @@ DEVICE int choose_among(choose_memory *m, const choose_part &part, const choose_
     const int ties = wanted - found.above;
     const choose_places to = {found.above, ties, found.count <= DSA_CANDIDATES};
     choose_write(m, part, list, border, to);
-    if (to.ranks && part.rank == 0) /* they are complete since blocks exchanged counts */
+    if (to.ranks && part.rank == 0) /* complete since the blocks exchanged counts */
         choose_rank(m, list, found.count, found.above, ties);
     return wanted;
 }

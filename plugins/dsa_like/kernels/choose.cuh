@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * choose.cuh: the kernel that chooses from rows, a cluster of blocks each.
+ * choose.cuh: the kernel that chooses keys, one cluster of blocks per row.
  */
 #ifndef DSA_LIKE_CHOOSE_CUH
 #define DSA_LIKE_CHOOSE_CUH

@@ -2,22 +2,22 @@
  *
  * dsa.h: launch parameters of the kernels, for host and device.
  *
- *   dsa_plan        1 block: how many keys each row may choose, and groups of queries
- *   dsa_save        any grid: new latents and labels to their slots
- *   dsa_label_K     any grid: logits of a wave of rows; K: codes (e4m3 times e4m3) or wide (bf16),
- *                   _group: of groups of more than one query
- *   dsa_choose      a cluster for each row of a wave: the best keys, as slots
- *   dsa_take        a block for each row: the choice of an engine, as slots without gaps; before them blocks that
- *                   save, so that it is one launch
+ *   dsa_plan        1 block: the number of keys that each row may choose, and groups of queries
+ *   dsa_save        any grid: copies new latents and labels to their slots
+ *   dsa_label_K     any grid: logits of a wave of rows; K: codes (e4m3 times e4m3) or wide (bf16);
+ *                   _group: for groups of more than one query
+ *   dsa_choose      one cluster per row of a wave: the best keys, as slots
+ *   dsa_take        one block per row: an engine's choice, as slots without gaps; the first blocks
+ *                   save, to need only one launch
  *
- * Attention to the slots is that of flashmla_like, each row being a sequence whose slots are its
- * list.
+ * flashmla_like computes attention to the slots: each row is a sequence whose slots are its list.
  *
- * Rows are counted from the batch's first one, q_indptr[0]: row i of the lists is row first_row + i
- * of operands. A group is at most `queries` queries of a sequence that read labels together; groups
- * lie on a line, as many tiles of 64 labels long each as they see, which is cut evenly among
- * blocks. A wave is as many rows as there is room for their logits; no group crosses from one into
- * the next. */
+ * Rows count from the batch's first one, q_indptr[0]: row i of the lists is row first_row + i of
+ * operands. A group is at most `queries` queries of a sequence that share the reads of labels.
+ * Groups are placed on a line; a group is as long as the number of its tiles of 64 labels. The line
+ * is cut evenly among blocks. A wave is as many rows as there is memory for their logits; a group
+ * never spans two waves.
+ */
 #ifndef DSA_LIKE_DSA_H
 #define DSA_LIKE_DSA_H
 
@@ -34,44 +34,44 @@
 #define DSA_TAKE_THREADS        256
 #define DSA_TAKE_SLOTS          8 /* of a thread at a time */
 
-/* Of dsa_label_K, `width` bytes an element of a product; `several`: for groups of more than one query. Warpgroups
- * of a block, which share queries; blocks of a multiprocessor, at most; tiles on their way to a warpgroup.
- * `runs`: label.cuh. */
+/* dsa_label_K, with `width` bytes per element of a product; `several`: for groups of more than one
+ * query. Warpgroups of a block, which share queries; most blocks per multiprocessor; tiles in
+ * flight per warpgroup. `runs`: label.cuh. */
 #define DSA_LABEL_WARPGROUPS(width, several) ((several) ? (width) == 1 ? 3 : 2 : 1)
 #define DSA_LABEL_THREADS(width, several)    (128 * DSA_LABEL_WARPGROUPS(width, several))
 #define DSA_LABEL_BLOCKS(width, several)     ((several) ? 1 : (width) == 1 ? 4 : 3)
 #define DSA_AHEAD(several, runs)             ((several) ? 2 : (runs) ? 2 : 1)
 
 /* Shared memory of dsa_label_K, for groups of `queries`. */
-#define DSA_WEIGHTS             80 /* of a query: 16 for each of four lanes, no two in the same banks */
+#define DSA_WEIGHTS             80 /* of a query: 16 for each of four lanes, in different banks */
 #define DSA_SHARED_QUERY(width) (DSA_HEADS * DSA_LABEL * (width))
 #define DSA_LABEL_SHARED(width, queries)                                                           \
     ((queries) * (DSA_SHARED_QUERY(width) + 4 * DSA_WEIGHTS + 8))
 
-/* Of dsa_choose: a histogram, keys of the bucket that is divided, and the logits of parts of rows of
+/* dsa_choose: a histogram, the keys of the bucket in division, and the logits of parts of rows of
  * at most `keys` keys. */
 #define DSA_BUCKETS             2048
 #define DSA_CANDIDATES          512
 #define DSA_CHOOSE_SHARED(keys) (4 * (2 * DSA_BUCKETS + 2 * DSA_CANDIDATES + 128 + (keys)))
 #define DSA_MOST_BLOCKS         8 /* of a row */
 
-/* Keys that a sieve may let pass; of the rows that it is used for; numbers that it needs room for. */
+/* The most keys that may pass the sieve; the sizes of rows that use it; its memory, in numbers. */
 #define DSA_PASSED           4096
 #define DSA_SIEVE_KEYS       (1 << 20)
 #define DSA_SIEVE_LEAST      1024
 #define DSA_SIEVE_ROOM(keys) (2 * DSA_PASSED + ((keys) + 31) / 32)
 
-/* Keys of a row of `keys` that each of its `blocks` has, at most: whole words of a mask. */
+/* The most keys of each of `blocks` blocks, in a row of `keys`: whole words of a mask. */
 #define DSA_CHOOSE_PART(keys, blocks) ((((keys) + (blocks)-1) / (blocks) + 31) / 32 * 32)
 
 typedef struct dsa_group {
     int seq;
     int query; /* first of `count`, in the sequence */
     int count;
-    int row;   /* of the first, in the lists */
+    int row;   /* of the first query, in the lists */
     int begin; /* on the line */
     int tiles;
-    int lo, hi; /* keys that at least one of them sees */
+    int lo, hi; /* keys that at least one of its queries sees */
 } dsa_group;
 
 /* A row of the lists: query `query` of sequence `seq` sees keys [lo, hi). */
@@ -85,17 +85,17 @@ typedef struct dsa_header {
     int num_groups;
     int num_tiles;
     int first_row;
-    int given_count; /* entries of a row of a choice that an engine gives, without counts */
+    int given_count; /* entries of a row of an engine's choice without counts */
 } dsa_header;
 
-/* A batch, and what dsa_plan makes of it. Kernels read it after their wait for the kernel before. */
+/* A batch and its plan. Kernels read the plan after pdl_wait(). */
 typedef struct dsa_batch {
     call_batch batch;
     dsa_header *header;
     dsa_group *groups; /* [rows] */
     dsa_row *rows;     /* [rows] */
     int *most;         /* [rows] keys that a row may choose: 0 in padding */
-    int *lens;         /* [rows] keys that it has chosen; after the plan the most */
+    int *lens;         /* [rows] number of chosen keys; after dsa_plan, `most` */
     int *indptr;       /* [rows + 1] first_row + i */
     int *requests;     /* [rows] i */
     int num_real_seqs;
@@ -108,28 +108,27 @@ typedef struct dsa_batch {
 } dsa_batch;
 
 typedef struct dsa_save_call {
-    call_operands
-        latents; /* k: c_kv, v: k_pe, with their places in the latent cache; NULL = none */
+    call_operands latents; /* k: c_kv, v: k_pe, with the strides of the latent cache; NULL = none */
     call_batch batch;
     const void *label; /* new labels of bf16; NULL = none */
     long long label_row;
     char *label_cache;
     long long label_page, label_token;
     int lora, rope;
-    int packed;      /* 1 = latents of mla.latent_fp8/1, whose places are k's; 0 = of bf16 */
+    int packed;      /* 1 = latents of mla.latent_fp8/1, at the addresses of k; 0 = bf16 */
     int label_codes; /* 1 = e4m3 and scales, 0 = bf16 */
     int page_size;
 } dsa_save_call;
 
 /* Rows [first, end) of the lists. */
 typedef struct dsa_label_call {
-    call_operands operands; /* q: of the indexer; k_cache: labels, v_cache: their scales */
+    call_operands operands; /* q: the indexer's queries; k_cache: labels; v_cache: their scales */
     dsa_batch planned;
     const float *weights;
     long long weights_row;
     float *logits;
     long long logits_row; /* elements */
-    int given;            /* 1 = logits has a row for each of operands, 0 = of this wave */
+    int given;            /* 1 = logits has one row per row of operands, 0 = per row of this wave */
     int first, end;
     int heads;
     int q_codes, label_codes; /* 1 = e4m3, 0 = bf16 */
@@ -143,9 +142,10 @@ typedef struct dsa_choose_call {
     int first, end;
     int top_k;
     int list_row;                      /* entries of a row of lists */
-    int cached;                        /* keys of a block that shared memory has room for */
+    int cached;                        /* keys of a block that fit in shared memory */
     int *lists;                        /* [rows, list_row] slots; from lens[] on undefined */
-    int *indices;                      /* of operands, -1 after the choice; NULL = not wanted */
+    int *indices;                      /* of operands, -1 after the chosen keys; NULL = not
+                                        * needed */
     int *counts;                       /* likewise */
     long long indices_row, counts_row; /* elements */
 } dsa_choose_call;
@@ -157,7 +157,7 @@ typedef struct dsa_take_call {
     int list_row;
     int *lists;
     const int *indices;
-    const int *counts; /* NULL = all of a row */
+    const int *counts; /* NULL = all entries of a row */
     long long indices_row, counts_row;
 } dsa_take_call;
 

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * label.cuh: logits of an indexer. 64 labels are the rows of a product and the indexer's heads its
- * columns, so that a label is read once for all heads of a group's queries:
+ * label.cuh: the logits of an indexer. 64 labels are the rows of a product and the indexer's heads
+ * its columns, so that a label is read once for all heads of a group's queries:
  *
  *   S[64 x 64] = K[64 x 128] Q^T,   logit = scale * sum over columns of weight * max(0, S)
  *
- * Each lane loads its part of the labels from global memory into the registers that the product reads
- * them from, a tile or two ahead: labels do not pass through shared memory, and no warp waits for another
- * one. Warpgroups of a block share queries alone. A sum over 128 elements has any order that both sides
- * share: a lane takes whole pieces of 16 bytes of a label, and queries lie in shared memory in the order
- * that follows from it.
+ * Each lane loads its part of the labels from global memory directly into the registers of the
+ * product's operand, one or two tiles ahead. Labels do not pass through shared memory, and warps do
+ * not wait for each other; the warpgroups of a block share only queries. The order of the sum over
+ * 128 elements is free, if both operands use the same order: a lane takes whole 16-byte pieces of a
+ * label, and queries are stored in shared memory in the resulting order.
  *
- * Of a group of queries one product is under way while another one's is added up. Codes times codes are
- * products of e4m3, their labels' scales applied to the sum; all else is widened to bf16, which is exact.
+ * In a group of queries, one query's product overlaps with the sums of another. fp8 queries times
+ * fp8 labels are e4m3 products, and the labels' scales are applied to the sum. Other types are
+ * widened to bf16, which is exact.
  */
 #ifndef DSA_LIKE_LABEL_CUH
 #define DSA_LIKE_LABEL_CUH
@@ -21,14 +22,14 @@
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* `width`: bytes of an element, 1 or 2. Rows of 128 elements are one panel of the 128-byte swizzle, or
- * two. */
+/* `width`: bytes of an element, 1 or 2. A row of 128 elements has one or two panels of the 128-byte
+ * swizzle. */
 template <int width> struct label_shared {
     static constexpr int query_bytes = DSA_SHARED_QUERY(width);
     static constexpr int panel_bytes = DSA_HEADS * ROW_BYTES;
     unsigned q;
     float *weights; /* [queries][DSA_WEIGHTS]: of the columns of lane % 4 = 0, then of 1, 2, 3 */
-    int2 *seen;     /* [queries] keys that it sees: [x, y) */
+    int2 *seen;     /* [queries] keys that the query sees: [x, y) */
 };
 
 template <int width> DEVICE label_shared<width> label_memory(unsigned char *memory, int queries)
@@ -42,8 +43,8 @@ template <int width> DEVICE label_shared<width> label_memory(unsigned char *memo
 
 /* ---- Queries --------------------------------------------------------------------------------- */
 
-/* Piece `piece` of a head, whose words lie as lanes take a label's: word e as word piece % 4 of the
- * piece 4 (piece / 4) + e. */
+/* Stores piece `piece` of a head in the order in which lanes take labels: word e becomes word piece
+ * % 4 of piece 4 (piece / 4) + e. */
 DEVICE void label_store_piece(unsigned q, int head, int piece, uint4 x)
 {
     const u32 words[4] = {x.x, x.y, x.z, x.w};
@@ -56,7 +57,7 @@ DEVICE void label_store_piece(unsigned q, int head, int piece, uint4 x)
     }
 }
 
-/* Where the weight of a head is among a query's. */
+/* The index of a head's weight among a query's weights. */
 DEVICE int label_weight_at(int head)
 {
     return head % 8 / 2 * (DSA_WEIGHTS / 4) + head / 8 * 2 + head % 2;
@@ -96,13 +97,14 @@ DEVICE void load_queries(const dsa_label_call &c, const dsa_group &g, const inde
     }
 }
 
-/* A thread's part of an only query of codes: pieces thread, thread + 128 and so on of its heads, and a weight. */
+/* A thread's part of a single fp8 query: pieces thread, thread + 128 ... of its heads, and a
+ * weight. */
 struct label_query {
     uint4 pieces[DSA_HEADS * DSA_LABEL / 16 / DSA_LABEL_THREADS(1, 0)];
     float weight;
 };
 
-/* Of row `row` of operands, whose pieces may be loaded at once. Nothing waits for what is loaded here. */
+/* Loads row `row` of operands, if its pieces are aligned; does not wait for the loads. */
 DEVICE void label_load_query(const dsa_label_call &c, i64 row, label_query &to)
 {
     const int pieces = DSA_LABEL / 16, thread = thread_here();
@@ -150,7 +152,7 @@ DEVICE void label_multiply(float (&s)[32], const u32 (&a)[4 * width][4], unsigne
     wgmma_commit();
 }
 
-/* Of a lane's columns: 8 i + lane % 4 * 2 and the one after it. */
+/* The weights of a lane's columns: 8 i + lane % 4 * 2 and the next one. */
 DEVICE void take_weights(float4 (&w)[4], const float *weights, int lane)
 {
 #pragma unroll
@@ -158,8 +160,8 @@ DEVICE void take_weights(float4 (&w)[4], const float *weights, int lane)
         w[i] = *(const float4 *)(weights + lane % 4 * (DSA_WEIGHTS / 4) + 4 * i);
 }
 
-/* Elements of S of codes are below 2^25. Divided by it and held between 0 and 1 they are rectified by one
- * multiplication, of which there are two in the time of a maximum. */
+/* Elements of S of fp8 products are below 2^25. So a multiplication by 2^-25 that saturates to [0,
+ * 1] rectifies them; it has twice the throughput of a maximum. */
 #define LABEL_MOST 33554432.0f
 
 template <int width> DEVICE float label_rectify(float s)
@@ -167,14 +169,14 @@ template <int width> DEVICE float label_rectify(float s)
     return width == 1 ? __saturatef(s * (1.0f / LABEL_MOST)) : fmaxf(s, 0.0f);
 }
 
-/* A logit of a sum of rectified elements. */
+/* The logit of a sum of rectified elements. */
 template <int width> DEVICE float label_logit(float sum, float scale)
 {
     return (width == 1 ? sum * LABEL_MOST : sum) * scale;
 }
 
-/* Of a label's row they are s[4 i] and s[4 i + 1], of that 8 rows on s[4 i + 2] and s[4 i + 3]: the
- * sums of both rows over these columns. */
+/* Sums over this lane's columns, for two rows: s[4 i] and s[4 i + 1] are of one row, s[4 i + 2] and
+ * s[4 i + 3] of the row 8 further. */
 template <int width>
 DEVICE void add_columns(const float (&s)[32], const float4 (&w)[4], float (&sums)[2])
 {
@@ -205,7 +207,7 @@ DEVICE float add_rows(const float (&a)[2], int lane)
     return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
-/* Such sums of two tiles over all four lanes: of the second tile in the upper two. */
+/* Sums of two tiles over all four lanes: the second tile's in the upper two. */
 DEVICE float add_pairs(float first, float second, int lane)
 {
     const bool upper = lane & 2;
@@ -219,7 +221,7 @@ DEVICE float *logits_of(const dsa_label_call &c, int first_row, int row)
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* Where a lane writes logits. */
+/* The destination of a lane's logits. */
 struct label_output {
     float *logits; /* of the group's first query */
     i64 row;       /* elements */
@@ -232,7 +234,7 @@ DEVICE void label_write(float *logits, int keys, int2 seen, int j, float logit)
         logits[j] = seen.x <= j && j < seen.y ? logit : -INFINITY;
 }
 
-/* Logits of an only query. */
+/* The logits of a single query. */
 template <int width>
 DEVICE void label_one(const u32 (&a)[4 * width][4], const label_shared<width> &m,
                       const float4 (&w)[4], const label_output &out, int2 seen, float scale, int j,
@@ -249,9 +251,9 @@ DEVICE void label_one(const u32 (&a)[4 * width][4], const label_shared<width> &m
         label_write(out.logits, out.keys, seen, j, logit);
 }
 
-/* Logits of `count` queries on two tiles. The loop has to be unrolled: across turns of one the assembler
- * waits for each product before it begins the next one. Lanes exchange a query's sums while those of its second tile
- * and of the next query are added up. */
+/* The logits of `count` queries on two tiles. The loop must be unrolled: across iterations the
+ * assembler waits for each product before the next starts. Lanes exchange a query's sums while
+ * those of its second tile and of the next query are computed. */
 template <int width, int count>
 DEVICE void label_queries(const u32 (&a)[2][4 * width][4], const label_shared<width> &m,
                           const label_output &out, float scale, int j, int lane)
@@ -289,7 +291,7 @@ DEVICE void label_queries(const u32 (&a)[2][4 * width][4], const label_shared<wi
     label_keep(a[1]);
 }
 
-/* Of 1 to `most` queries: of a group of one, too, whose neighbours are longer. */
+/* For 1 to `most` queries; also for groups of one among longer groups. */
 template <int width, int most>
 DEVICE void label_several(const u32 (&a)[2][4 * width][4], const label_shared<width> &m,
                           const label_output &out, int count, float scale, int j, int lane)
@@ -302,7 +304,7 @@ DEVICE void label_several(const u32 (&a)[2][4 * width][4], const label_shared<wi
     label_queries<width, most>(a, m, out, scale, j, lane);
 }
 
-/* Tiles [t0, t1) of an only query. */
+/* Tiles [t0, t1) of a single query. */
 template <int width, bool runs>
 DEVICE void label_tiles(const dsa_label_call &c, label_walk<runs, DSA_AHEAD(false, runs)> &walk,
                         label_part<width> (&parts)[DSA_AHEAD(false, runs)],
@@ -330,8 +332,8 @@ DEVICE void label_tiles(const dsa_label_call &c, label_walk<runs, DSA_AHEAD(fals
     }
 }
 
-/* The same of a group of `count` queries, two tiles at a time; of the last two one may be none, whose logits
- * are not written. */
+/* The same for a group of `count` queries, two tiles at a time. The last one may not exist; then
+ * its logits are not written. */
 template <int width, bool runs>
 DEVICE void label_tile_pairs(const dsa_label_call &c, label_walk<runs, 2> &walk,
                              label_part<width> (&parts)[2], const label_shared<width> &m,
@@ -355,7 +357,7 @@ DEVICE void label_tile_pairs(const dsa_label_call &c, label_walk<runs, 2> &walk,
     }
 }
 
-/* What a warpgroup has of tiles [t0, t1): as many as each of the others, in pairs. */
+/* A warpgroup's equal share of tiles [t0, t1), in pairs. */
 template <int warpgroups> DEVICE void label_share(int &t0, int &t1)
 {
     const int group = uniform((int)threadIdx.x / 128);
@@ -364,7 +366,7 @@ template <int warpgroups> DEVICE void label_share(int &t0, int &t1)
     t1 = int_min(t0 + each, t1);
 }
 
-/* Tiles [t0, t1) of a group; `several`: of more than one query. */
+/* Tiles [t0, t1) of a group; `several`: it may have more than one query. */
 template <int width, bool several, bool runs>
 DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first_row, int t0,
                           int t1, const label_shared<width> &m)
@@ -386,7 +388,7 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
     for (int i = 0; i < ahead; i++)
         if (t0 + i < t1)
             label_load<width>(c, walk, i, lane % 2, parts[i]);
-    __syncthreads(); /* queries before are done with */
+    __syncthreads(); /* the previous queries are no longer needed */
     if constexpr (runs && !several)
         label_store_query(g, query, m);
     else
@@ -400,8 +402,8 @@ DEVICE void label_segment(const dsa_label_call &c, const dsa_group &g, int first
         label_tiles<width, runs>(c, walk, parts, m, out, t0, t1);
 }
 
-/* How many of groups [low, high) begin before row `row` of the lists, or, `on_line`, at `at` of the line or
- * before: those are the first ones. A whole warp looks at 32 of them at a time. */
+/* The number of groups [low, high) that start before row `row` of the lists or, with `on_line`, at
+ * position `at` of the line or before. A whole warp tests 32 groups at a time. */
 DEVICE int label_count_groups(const dsa_batch &b, int low, int high, int at, bool on_line)
 {
     const int begin = low, lane = (int)threadIdx.x % 32;
@@ -415,7 +417,7 @@ DEVICE int label_count_groups(const dsa_batch &b, int low, int high, int at, boo
     return low - begin;
 }
 
-/* The first of the groups from row `row` of the lists on; at the ends without a look. */
+/* The first group from row `row` of the lists on; at both ends without a search. */
 DEVICE int label_group_of_row(const dsa_batch &b, int num_groups, int row)
 {
     if (row == 0 || row >= index_num_tokens(&b.batch))
@@ -423,13 +425,13 @@ DEVICE int label_group_of_row(const dsa_batch &b, int num_groups, int row)
     return label_count_groups(b, 0, num_groups, row, false);
 }
 
-/* The last of [low, high) that begins at `at` or before. */
+/* The last of groups [low, high) that starts at `at` or before. */
 DEVICE int label_group_at(const dsa_batch &b, int low, int high, int at)
 {
     return low + int_max(label_count_groups(b, low, high, at, true) - 1, 0);
 }
 
-/* Keys after the last one that a group sees, in rows that an engine gets. */
+/* Fills logits of keys after the last one that a group sees, in rows that an engine reads. */
 DEVICE void label_fill(const dsa_label_call &c, const dsa_group &g, int first_row)
 {
     index_sequence q;
@@ -439,7 +441,8 @@ DEVICE void label_fill(const dsa_label_call &c, const dsa_group &g, int first_ro
             logits_of(c, first_row, g.row + n)[j] = -INFINITY;
 }
 
-/* Do 16 rows from a multiple of 16 on lie one after another, and may loads of 16 bytes begin there and in queries? */
+/* Are 16 rows from a multiple of 16 on contiguous, with queries and rows aligned for 16-byte
+ * loads? */
 DEVICE bool label_in_runs(const dsa_label_call &c)
 {
     return c.planned.page_size % 16 == 0 && !c.planned.batch.req_to_token &&
@@ -466,7 +469,7 @@ template <int width, bool several> DEVICE void label_all(const dsa_label_call &c
     extern __shared__ __align__(1024) unsigned char memory[];
     const label_shared<width> m = label_memory<width>(memory, c.planned.queries);
     pdl_launch_dependents();
-    pdl_wait(); /* for what was planned, too: a kernel before in the stream need not have ended */
+    pdl_wait(); /* also for the plan: an earlier kernel in the stream may still run */
     const dsa_batch &b = c.planned;
     const dsa_header header = *b.header;
     const int first = label_group_of_row(b, header.num_groups, c.first);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * labels.cuh: labels of a sequence from global memory to the registers that products read them from.
+ * labels.cuh: loads a sequence's labels from global memory into the operand registers of products.
  */
 #ifndef DSA_LIKE_LABELS_CUH
 #define DSA_LIKE_LABELS_CUH
@@ -11,7 +11,7 @@
 
 /* ---- Elements -------------------------------------------------------------------------------- */
 
-/* Two codes as two elements of bf16. */
+/* Widens two fp8 values to bf16. */
 DEVICE unsigned widen_pair(unsigned codes)
 {
     unsigned halves;
@@ -29,7 +29,7 @@ DEVICE uint4 widen(unsigned low, unsigned high)
                       widen_pair(high >> 16));
 }
 
-/* 16 bytes at any address. */
+/* Loads 16 bytes from any address. */
 DEVICE uint4 load_bytes(const char *from)
 {
     u32 words[4] = {0, 0, 0, 0};
@@ -38,8 +38,8 @@ DEVICE uint4 load_bytes(const char *from)
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* 16 bytes that are read once. Not by way of what is not coherent (.nc): the kernel before may write new labels when
- * this one has begun. */
+/* Loads 16 bytes that are read once. Not through the non-coherent path (.nc), as the previous
+ * kernel may write new labels after this one has started. */
 DEVICE uint4 load_once(const char *from)
 {
     uint4 x;
@@ -51,14 +51,14 @@ DEVICE uint4 load_once(const char *from)
 
 /* ---- Labels ---------------------------------------------------------------------------------- */
 
-/* A lane's part of a tile, of row warp * 16 + lane / 4 and the row 8 after it: of each the pieces
- * lane % 4, lane % 4 + 4 and so on; and the scale of the row whose logit it writes. */
+/* A lane's part of a tile: of row warp * 16 + lane / 4 and of the row 8 further, pieces lane % 4,
+ * lane % 4 + 4 ...; and the scale of the row whose logit it writes. */
 template <int width> struct label_part {
     uint4 pieces[2][2 * width];
     float scale;
 };
 
-/* Key `offset` of entry `index` of a table whose entries have `unit` keys each. */
+/* Key `offset` of table entry `index`; entries have `unit` keys each. */
 struct label_place {
     int index, offset;
 };
@@ -74,21 +74,21 @@ DEVICE label_place label_move(label_place at, label_place by, int unit)
     return at;
 }
 
-/* The labels of a sequence as a lane walks through them, a tile at a time. Entries are read a tile before
- * the labels are; outside of what the group sees the nearest entry is read instead. `runs`: 16 rows from a
- * multiple of 16 on lie one after another, where loads of 16 bytes may begin. */
+/* A lane's iteration over a sequence's labels, a tile at a time. Table entries are read one tile
+ * ahead of labels; outside the keys that the group sees, the nearest entry is read instead. `runs`:
+ * 16 rows from a multiple of 16 on are contiguous and aligned for 16-byte loads. */
 template <bool runs, int ahead> struct label_walk {
     static constexpr int rows = runs ? 1 : 2;
     const int *table;
-    const char *cache; /* where the lane's first piece of a page's first label is */
+    const char *cache; /* the lane's first piece of a page's first label */
     i64 page;          /* bytes */
     int unit;
     int first, last; /* entries */
     label_place tile, places[rows];
-    int entries[ahead][rows], offsets[ahead][rows]; /* of the tiles that are loaded next */
+    int entries[ahead][rows], offsets[ahead][rows]; /* of the next tiles to load */
 };
 
-/* Of the next tile, which is to be loaded as number `i` of those on their way. */
+/* Reads the table entries of the next tile, tile `i` of those in flight. */
 template <bool runs, int ahead> DEVICE void label_look(label_walk<runs, ahead> &walk, int i)
 {
 #pragma unroll
@@ -120,7 +120,7 @@ DEVICE void label_begin(const dsa_label_call &c, const index_sequence &q, int lo
         label_look(walk, i);
 }
 
-/* Piece `piece` of a label, of 16 bytes once it is widened. */
+/* Piece `piece` of a label: 16 bytes after widening. */
 template <int width, bool runs>
 DEVICE uint4 label_piece(const dsa_label_call &c, const char *label, int piece)
 {
@@ -136,7 +136,7 @@ DEVICE uint4 label_piece(const dsa_label_call &c, const char *label, int piece)
     return make_uint4(codes[0], codes[1], codes[2], codes[3]);
 }
 
-/* `second`: the scale is that of the second row. */
+/* `second`: load the scale of the second row. */
 template <int width, bool runs, int ahead>
 DEVICE void label_load(const dsa_label_call &c, label_walk<runs, ahead> &walk, int i, int second,
                        label_part<width> &to)
@@ -169,7 +169,7 @@ DEVICE void label_load(const dsa_label_call &c, label_walk<runs, ahead> &walk, i
     label_look(walk, i);
 }
 
-/* The registers that products read: of k-step i the rows' words 2 i, then their words 2 i + 1. */
+/* Arranges operand registers: for k-step i, words 2 i of both rows, then words 2 i + 1. */
 template <int width> DEVICE void label_take(const label_part<width> &from, u32 (&a)[4 * width][4])
 {
 #pragma unroll
@@ -184,7 +184,7 @@ template <int width> DEVICE void label_take(const label_part<width> &from, u32 (
     }
 }
 
-/* No instruction: registers that products read stay as they are up to here. */
+/* No instruction: keeps the operand registers alive up to here. */
 template <int steps> DEVICE void label_keep(const u32 (&a)[steps][4])
 {
 #pragma unroll

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cuh: the plan of a batch, new latents and labels, and lists that an engine has chosen.
+ * rows.cuh: the plan of a batch, saves of new latents and labels, and an engine's lists.
  */
 #ifndef DSA_LIKE_ROWS_CUH
 #define DSA_LIKE_ROWS_CUH
@@ -22,7 +22,7 @@ PORTABLE int dsa_first_row(const dsa_batch *b)
     return b->batch.q_indptr ? index_int(b->batch.q_indptr, 0) : 0;
 }
 
-/* The sequence of row i of the lists, and which of its queries it is; -1 = padding. */
+/* The sequence of row i of the lists, and its query; -1 = padding. */
 PORTABLE int dsa_find_row(const dsa_batch *b, int i, index_sequence *q, int *query)
 {
     const int row = dsa_first_row(b) + i;
@@ -36,7 +36,7 @@ PORTABLE int dsa_find_row(const dsa_batch *b, int i, index_sequence *q, int *que
 
 /* ---- Plan ------------------------------------------------------------------------------------ */
 
-/* How many queries the group has that begins at row i; 0 = none begins there. */
+/* The number of queries of the group that starts at row i; 0 = none. */
 PORTABLE int dsa_group_count(const dsa_batch *b, const index_sequence *q, int i, int query)
 {
     if (query % b->queries != 0 && i % b->wave != 0)
@@ -45,7 +45,8 @@ PORTABLE int dsa_group_count(const dsa_batch *b, const index_sequence *q, int i,
     return int_min(b->queries - query % b->queries, rest);
 }
 
-/* Row i: how many keys it may choose. Returns the size of the group that begins there. */
+/* Plans row i: the number of keys that it may choose. Returns the size of the group that starts
+ * there. */
 PORTABLE int dsa_plan_row(const dsa_batch *b, int i, dsa_group *group)
 {
     const mask_rule rule = dsa_rule(b);
@@ -76,7 +77,7 @@ PORTABLE int dsa_plan_row(const dsa_batch *b, int i, dsa_group *group)
 
 #ifdef __CUDACC__
 
-/* Sum over the block before this thread, and of all. */
+/* The sum over the block's earlier threads; *total = over all threads. */
 static __device__ int dsa_scan(int mine, int *total, int *sums)
 {
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x / 32;
@@ -124,7 +125,7 @@ extern "C" __global__ void __launch_bounds__(DSA_PLAN_THREADS)
 
 /* ---- New latents and labels ------------------------------------------------------------------ */
 
-/* A label by a warp, four elements a lane. */
+/* Saves a label, by a warp, four elements per lane. */
 static __device__ void save_label(const dsa_save_call &c, i64 row, i64 slot, int lane)
 {
     const i64 page = slot / c.page_size, offset = slot % c.page_size;
@@ -153,7 +154,7 @@ static __device__ void save_label(const dsa_save_call &c, i64 row, i64 slot, int
             f32_bits(scale);
 }
 
-/* Block `block` of `blocks`. */
+/* The part of block `block` of `blocks`. */
 static __device__ void save_rows(const dsa_save_call &c, int block, int blocks)
 {
     const call_operands *o = &c.latents;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sieve.cuh: of a long row most keys are looked at once. A sample says from which logit on half as many more keys lie
- * than are wanted; each block samples for itself, and all find the same logit. The keys from there on are
- * bits of a mask in the first block, which chooses among them. Where the sample misled, in that too few keys
- * have passed or more than there is room for, the row is chosen from as a whole. Which of the two it is
- * follows from the logits alone.
+ * sieve.cuh: a filter for long rows, so that most keys are read only once. A sample estimates the
+ * logit above which 1.5 times as many keys lie as are needed; each block samples for itself, with
+ * the same result. Keys from this logit on are set in a bit mask in the first block, which chooses
+ * among them. If the estimate was wrong (fewer keys pass than needed, or more than fit), the whole
+ * row is searched instead. This decision depends on the logits alone.
  */
 #ifndef DSA_LIKE_SIEVE_CUH
 #define DSA_LIKE_SIEVE_CUH
@@ -14,11 +14,11 @@
 struct choose_sieve {
     int step;  /* of the sample */
     int count; /* of the sample */
-    int rank;  /* which of them, from the largest on, is the least to pass */
+    int rank;  /* rank in the sample, from the largest, of the least logit that passes */
 };
 
-/* Some 128 keys of the sample are among those wanted, as a rule. Half as many more are six times the
- * deviation of their number. */
+/* Typically some 128 sampled keys are among the chosen ones. 1.5 times as many are six standard
+ * deviations more. */
 DEVICE choose_sieve choose_sample(int keys, int wanted)
 {
     choose_sieve sieve;
@@ -34,7 +34,7 @@ DEVICE bool choose_may_sieve(int keys, int most)
            keys <= DSA_SIEVE_KEYS;
 }
 
-/* The bucket that has the least of the largest `wanted` keys; none where there are fewer. */
+/* Finds the bucket with the smallest of the largest `wanted` keys; none if there are fewer keys. */
 DEVICE void choose_find(choose_memory *m, int wanted)
 {
     const int first = DSA_BUCKETS - CHOOSE_BINS * ((int)threadIdx.x + 1);
@@ -44,8 +44,7 @@ DEVICE void choose_find(choose_memory *m, int wanted)
         counts[i] = m->buckets[first + i];
         count += counts[i];
     }
-    int above =
-        choose_scan(count, m->sums); /* of the threads before this one, whose buckets are higher */
+    int above = choose_scan(count, m->sums); /* of earlier threads, whose buckets are higher */
 #pragma unroll
     for (int i = CHOOSE_BINS - 1; i >= 0; i--) {
         if (above < wanted && wanted <= above + counts[i])
@@ -55,10 +54,10 @@ DEVICE void choose_find(choose_memory *m, int wanted)
     __syncthreads();
 }
 
-/* The logit from which on keys pass; INFINITY where logits are not fit for steps. */
+/* The least logit that passes; INFINITY if logits have no finite steps. */
 DEVICE float choose_least(choose_memory *m, const float *logits, const choose_sieve &sieve)
 {
-    const int thread = (int)threadIdx.x, batch = 4; /* loads on their way */
+    const int thread = (int)threadIdx.x, batch = 4; /* loads in flight */
     float *sample = (float *)m->numbers;
     float least = INFINITY, most = -INFINITY;
     for (int n0 = thread; n0 < sieve.count; n0 += batch * DSA_CHOOSE_THREADS) {
@@ -99,7 +98,7 @@ DEVICE float choose_least(choose_memory *m, const float *logits, const choose_si
     return border.least + (float)m->found.bucket / border.scale;
 }
 
-/* The first block's mask of keys that pass, of which this block has whole words. */
+/* Writes this block's whole words of the first block's mask of passing keys. */
 DEVICE void choose_pass(choose_memory *m, const choose_part &part, float least, u32 *mask)
 {
     const int words = 16; /* of a warp at a time */
@@ -132,7 +131,7 @@ DEVICE void choose_pass(choose_memory *m, const choose_part &part, float least, 
     }
 }
 
-/* The keys of a mask of `words` words, in their order. */
+/* Lists the keys of a mask of `words` words, in their order. */
 DEVICE void choose_unpack(choose_memory *m, const u32 *mask, int words, int *keys)
 {
     const int each = (words + DSA_CHOOSE_THREADS - 1) / DSA_CHOOSE_THREADS;
@@ -147,8 +146,8 @@ DEVICE void choose_unpack(choose_memory *m, const u32 *mask, int words, int *key
     __syncthreads();
 }
 
-/* The best `wanted` of `count` keys that have passed, some of each thread in its registers; false where there are
- * too many on the border to be ranked. They are listed in the keys' order. */
+/* Chooses the best `wanted` of the `count` keys that passed; each thread has some in registers.
+ * Returns false if too many are in the border bucket. The list is in the keys' order. */
 DEVICE bool choose_few(choose_memory *m, const choose_part &part, const choose_list &list,
                        float least, u32 largest, int count, int wanted)
 {
@@ -162,7 +161,7 @@ DEVICE bool choose_few(choose_memory *m, const choose_part &part, const choose_l
     if (border.scale == 0)
         return false;
 #pragma unroll
-    for (int e = 0; e < each; e++) /* keys after the last one are any: 0 instead */
+    for (int e = 0; e < each; e++) /* 0 after the last key */
         keys[e] = first + e < count ? part.keys[first + e] : 0;
 #pragma unroll
     for (int e = 0; e < each; e++)
@@ -172,7 +171,7 @@ DEVICE bool choose_few(choose_memory *m, const choose_part &part, const choose_l
         if (first + e < count)
             atomicAdd(&m->buckets[choose_bin(border, x[e])], 1);
 #pragma unroll
-    for (int e = 0; e < each; e++) { /* of all that have passed, long before they are wanted */
+    for (int e = 0; e < each; e++) { /* of all passing keys, long before they are needed */
         places[e] = choose_find_place(list, keys[e]);
         entries[e] = list.table[places[e].index];
     }
@@ -180,7 +179,7 @@ DEVICE bool choose_few(choose_memory *m, const choose_part &part, const choose_l
     choose_find(m, wanted);
     const choose_found found = m->found;
     if (found.count > DSA_CANDIDATES) {
-        __syncthreads(); /* all have read what was found */
+        __syncthreads(); /* all threads have read m->found */
         return false;
     }
 #pragma unroll
@@ -210,7 +209,8 @@ DEVICE bool choose_few(choose_memory *m, const choose_part &part, const choose_l
 
 enum { CHOOSE_MISLED, CHOOSE_PASSED, CHOOSE_DONE };
 
-/* Chooses from a long row of `keys` keys, or makes of it those that pass, the first block's alone. */
+/* Chooses from a long row of `keys` keys, or narrows the part to the keys that pass, in the first
+ * block. */
 DEVICE int choose_by_sieve(choose_memory *m, choose_part *part, choose_list *list, int keys,
                            int most)
 {
@@ -219,8 +219,8 @@ DEVICE int choose_by_sieve(choose_memory *m, choose_part *part, choose_list *lis
     choose_clear(m);
     const float least = choose_least(m, part->logits, choose_sample(keys, most));
     for (int i = 0; i < CHOOSE_BINS; i++)
-        m->buckets[i * DSA_CHOOSE_THREADS + threadIdx.x] = 0; /* for what passes */
-    choose_sync(*part);                                       /* all blocks are there */
+        m->buckets[i * DSA_CHOOSE_THREADS + threadIdx.x] = 0; /* for the keys that pass */
+    choose_sync(*part);                                       /* all blocks have started */
     choose_pass(m, *part, least, of_block(mask, 0));
     __syncthreads();
     if ((int)threadIdx.x < part->blocks)

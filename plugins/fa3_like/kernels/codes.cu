@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codes.cu: the kernels beside a forward kernel of codes (codes.cuh, turn_values.cuh).
+ * codes.cu: the kernels around a forward kernel over fp8 (codes.cuh, turn_values.cuh).
  *
- *   fa3_store_scales  scales of the host, which travel in the argument
- *   fa3_widen         a warp has a row and head of q, then of k and v
- *   fa3_turn_values   a block has a tile of 128 keys of a KV head
+ *   fa3_store_scales  stores the host's scales, which are kernel arguments
+ *   fa3_widen         one warp per row and head of q, then of k and v
+ *   fa3_turn_values   one block per tile of 128 keys of a KV head
  */
 #include "plugins/fa3_like/kernels/codes.cuh"
 #include "plugins/fa3_like/kernels/turn_values.cuh"
@@ -16,9 +16,8 @@ extern "C" __global__ void __launch_bounds__(FA3_STORED_SCALES)
         p.to[threadIdx.x] = p.values[threadIdx.x];
 }
 
-/* Rows and heads that a warp has of [first, end) x heads, each after as many others as there are
- * warps. (One division for all of them: of 64 bits they are calls, around which registers spill.)
- */
+/* A warp's rows and heads of [first, end) x heads, in steps of the number of warps. (One division
+ * for all of them: 64-bit divisions are calls, which cause spills.) */
 struct share {
     i64 row, end;
     int head, heads, rows_on, heads_on;

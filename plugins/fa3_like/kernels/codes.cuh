@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * codes.cuh: elements of fp8 with their scales, C and CUDA alike: queries and new keys as others
- * than the forward kernel read them, and new keys as a cache of codes keeps them.
+ * codes.cuh: fp8 elements with their scales, C and CUDA alike: queries and new keys for kernels
+ * other than the forward kernel, and new keys as an fp8 cache stores them.
  */
 #ifndef FA3_LIKE_CODES_CUH
 #define FA3_LIKE_CODES_CUH
@@ -10,7 +10,7 @@
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/fa3_like/kernels/batch.h"
 
-/* What a code of e4m3fn, which has no infinity, stands for, or of e5m2, the beginning of an f16. */
+/* The value of an fp8 code. e4m3fn has no infinity; an e5m2 code is the upper byte of an f16. */
 PORTABLE float code_value(int dtype, u8 code)
 {
     if (dtype == ELEMENT_E5M2)
@@ -23,7 +23,7 @@ PORTABLE float code_value(int dtype, u8 code)
     return bits_f32(sign | f32_bits(f32_multiply((float)rest, 0.001953125f)));
 }
 
-/* Element `index` of an array of codes, or of what element_load() takes. */
+/* Element `index` of an array of fp8, or of a type of element_load(). */
 PORTABLE float code_load(int dtype, const void *array, i64 index)
 {
     return element_is_fp8(dtype) ? code_value(dtype, *PORTABLE_AT((const u8 *)array + index))
@@ -50,7 +50,7 @@ PORTABLE float cache_v_scale(const call_operands *o, int stride, int head)
                              : o->v_scales[head * stride];
 }
 
-/* Element d of a new key or value as a code of the cache. */
+/* Element d of a new key or value, as the cache's fp8. */
 PORTABLE u8 code_of_new(int dtype, const void *from, i64 d, float scale, int kv_dtype,
                         float cache_scale)
 {
@@ -69,7 +69,8 @@ PORTABLE void widen_query(const fa3_widen_call *p, int sequence, i64 row, int he
         element_to_bf16(x);
 }
 
-/* The code that the cache gets stands 2^-4 apart from the next ones: bf16 tells it from them. */
+/* The value that the cache would store. bf16 represents it: neighbouring fp8 values differ by at
+ * least 2^-4 of their magnitude. */
 PORTABLE u16 widen_new(const char *from, int d, float scale, float cache_scale)
 {
     u8 code = code_of_new(ELEMENT_E4M3, from, d, scale, ELEMENT_E4M3, cache_scale);
@@ -96,7 +97,7 @@ PORTABLE void widen_value(const fa3_widen_call *p, int sequence, i64 row, int he
         widen_new(from, d, input_scale(&p->v_input, sequence, head), cache);
 }
 
-/* Rows [*first, *end) that belong to sequences: those of q, and those of k and v. */
+/* Rows [*first, *end) of sequences, in q or in k and v. */
 PORTABLE void widen_find_rows(const fa3_widen_call *p, const int *rows, i64 *first, i64 *end)
 {
     int seqs = index_num_seqs(&p->batch);

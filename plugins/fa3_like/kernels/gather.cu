@@ -13,7 +13,7 @@
 
 enum { GATHER_LANES = 8, GATHER_PIECE = 16 };
 
-/* Sixteen elements of 16 bits, or eight halves of them: two to a word. */
+/* Sixteen 16-bit elements, or eight of them in halves, two per word. */
 struct piece {
     u32 x[GATHER_PIECE / 2];
 };
@@ -44,7 +44,7 @@ static __device__ __forceinline__ float element_of(const piece &r, int dtype, in
     return dtype == ELEMENT_F16 ? element_from_f16(bits) : element_from_bf16(bits);
 }
 
-/* Codes as what they stand for, which 16 bits of either type tell. */
+/* Converts fp8 exactly to either 16-bit type. */
 template <int kind> static __device__ __forceinline__ piece widen_all(uint4 codes, int dtype)
 {
     const u32 from[4] = {codes.x, codes.y, codes.z, codes.w};
@@ -70,7 +70,7 @@ static __device__ __forceinline__ piece widen(const fa3_gather_call &p, uint4 co
                                       : widen_all<ELEMENT_E4M3>(codes, p.dtype);
 }
 
-/* Four of them as codes. */
+/* Converts four of them to fp8. */
 static __device__ __forceinline__ u32 quantise(const fa3_gather_call &p, const piece &r, int i,
                                                float scale)
 {
@@ -89,7 +89,7 @@ static __device__ __forceinline__ u32 quantise(const fa3_gather_call &p, const p
     return pack_codes(x[0], x[1], x[2], x[3]);
 }
 
-/* Elements [d, d + 16) of a new key or value. */
+/* Copies elements [d, d + 16) of a new key or value. */
 static __device__ __forceinline__ void gather_new(const fa3_gather_call &p, const char *from, int d,
                                                   float scale, u16 *to, char *cache)
 {
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void gather_new(const fa3_gather_call &p, cons
         store_elements(widen(p, codes), to + d);
 }
 
-/* The same of one in the cache. */
+/* The same from the cache. */
 static __device__ __forceinline__ void gather_cached(const fa3_gather_call &p, const char *from,
                                                      int d, u16 *to)
 {
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void gather_cached(const fa3_gather_call &p, c
                    to + d);
 }
 
-/* The rows and heads that this thread has a part of, one after the other. */
+/* Iterates over this thread's rows and heads. */
 struct share {
     int row, head, rows_on, heads_on;
 };

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gather.cuh: which row of the gathered keys is which, C and CUDA alike (batch.h).
+ * gather.cuh: the rows of gathered keys, C and CUDA alike (batch.h).
  *
- * Tiles read keys of their queries' type, 8 of a page side by side at least. What lies otherwise,
- * codes, pages of any size, lists of slots, keys in no page, is gathered before them: once
- * a layer, where each tile of queries would read and convert it anew.
+ * Tiles read keys of the queries' type, at least 8 adjacent ones of a page. Other keys are gathered
+ * first: fp8, pages of any size, lists of slots, keys in no page. This happens once per layer;
+ * otherwise each tile of queries would read and convert them again.
  */
 #ifndef FA3_LIKE_GATHER_CUH
 #define FA3_LIKE_GATHER_CUH
@@ -12,11 +12,11 @@
 #include "plugins/common/cuda/mask.cuh"
 #include "plugins/fa3_like/kernels/codes.cuh"
 
-/* A key of a head and its value, and where they go. */
+/* A key of a head and its value, and their destinations. */
 typedef struct gather_row {
     const char *k, *v;
-    i64 row;                 /* of the gathered ones; below 0: none is */
-    char *k_cache, *v_cache; /* where they are saved; NULL: they are not */
+    i64 row;                 /* gathered row; negative: none */
+    char *k_cache, *v_cache; /* addresses of their slot; NULL: not saved */
 } gather_row;
 
 PORTABLE const int *gather_new_rows(const fa3_gather_call *p)
@@ -24,14 +24,14 @@ PORTABLE const int *gather_new_rows(const fa3_gather_call *p)
     return p->batch.new_indptr ? p->batch.new_indptr : p->batch.q_indptr;
 }
 
-/* Key `key` of a sequence among the gathered ones. */
+/* The gathered row of a sequence's key. */
 PORTABLE i64 gather_place(const fa3_gather_call *p, int sequence, int key)
 {
     int first = index_int(p->first, sequence), end = index_int(p->first, sequence + 1);
     return key >= 0 && key < end - first && first + key < p->most_rows ? first + key : -1;
 }
 
-/* Row `row` of the gathered ones, if its key is one of the cache that a query sees. */
+/* The gathered row `row`, if its key is in the cache and a query sees it. */
 PORTABLE gather_row gather_find_cached(const fa3_gather_call *p, int row, int head)
 {
     gather_row r = {0, 0, -1, 0, 0};
@@ -42,7 +42,7 @@ PORTABLE gather_row gather_find_cached(const fa3_gather_call *p, int row, int he
     index_find_sequence(&p->batch, p->operands.k != 0, s, &q);
     const mask_rule rule = {p->window_left, p->batch.window_right, p->chunk, 0, 0};
     int key = row - index_int(p->first, s), low, high;
-    mask_positions(&rule, q.prefix_len, &low, &high); /* what query 0 sees first */
+    mask_positions(&rule, q.prefix_len, &low, &high); /* query 0 sees the first visible key */
     if (key < low || key >= q.first_new)
         return r;
     int entry = index_int(index_entry(&p->batch, &q, p->page_size, key), 0);
@@ -53,7 +53,7 @@ PORTABLE gather_row gather_find_cached(const fa3_gather_call *p, int row, int he
     return r;
 }
 
-/* Row `row` of k and v. */
+/* The key of row `row` of k and v. */
 PORTABLE gather_row gather_find_new(const fa3_gather_call *p, i64 row, int head)
 {
     const call_operands *o = &p->operands;
@@ -77,7 +77,7 @@ PORTABLE gather_row gather_find_new(const fa3_gather_call *p, i64 row, int head)
     return r;
 }
 
-/* Rows [*first, *end) of k and v that belong to sequences. */
+/* Rows [*first, *end) of sequences in k and v. */
 PORTABLE void gather_find_new_rows(const fa3_gather_call *p, i64 *first, i64 *end)
 {
     const int *rows = gather_new_rows(p);
@@ -91,7 +91,7 @@ PORTABLE u16 gather_narrow(const fa3_gather_call *p, float x)
     return p->dtype == ELEMENT_F16 ? element_to_f16(x) : element_to_bf16(x);
 }
 
-/* Element d of a new key or value: as the cache would have it. */
+/* Element d of a new key or value, rounded as in the cache. */
 PORTABLE u16 gather_new_element(const fa3_gather_call *p, const char *from, i64 d, float scale)
 {
     return gather_narrow(p, element_is_fp8(p->kv_dtype)

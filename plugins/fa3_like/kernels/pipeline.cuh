@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * pipeline.cuh: how tiles come into shared memory. One producer warpgroup, last tile first:
+ * pipeline.cuh: copies tiles into shared memory. One producer warpgroup, last tile first:
  *
  *   stage        0      1        2        ...  last       next work: 0
  *   warps 0, 2   K(n)   K(n-1)   K(n-2)        -          K(m)
  *   warps 1, 3   -      V(n)     V(n-1)        V(first)   -
  *
- * A stage has what one turn of a consumer multiplies: the keys of a tile, and the values of the
- * tile before, whose probabilities are known by then. So one barrier tells of both.
+ * A stage has the operands of one turn of a consumer: the keys of a tile, and the values of the
+ * previous tile, whose probabilities are known by then. So one barrier serves both.
  *
- * A tile of keys is one box for each 64 columns; of a paged cache one for each run of box_rows
- * slots. Each lane looks up its own page before the stage comes free, and fetches it then; two
- * warps share a tile, since one issues a copy in some 65 cycles only. Boxes after the sequence's
- * last key are not fetched, and that key's own box may bring anything after it: what lies in these
- * rows is hidden (keys) or cleared (values) by those who read it.
+ * A tile of keys is one box for each 64 columns; with a paged cache, one for each run of box_rows
+ * slots. Each lane looks up its own page before the stage is free, and starts its copy then. Two
+ * warps share a tile, since a warp issues only one copy in some 65 cycles. Boxes after the
+ * sequence's last key are not copied. The last key's box may contain other rows after it, which
+ * readers mask (keys) or clear (values).
  *
- * Of a sequence whose keys are all new one warp brings keys and one values, from the rows that the
- * call gives, in whole tiles. The other two save these rows into the cache (has_new): from the stages,
- * by boxes, where many tiles share that and slots lie side by side (save_box), else past them. A stage
- * is free once they have released it, too.
+ * If all keys of a sequence are new, one warp copies keys and one values, from the call's rows, in
+ * whole tiles. The other two save these rows to the cache (has_new): as boxes from the stages, if
+ * several tiles share this work and slots are contiguous (save_box); otherwise directly from the
+ * operands. A stage is free after they have released it, too.
  *
- * Queries have slots of their own. Of two, one is filled while the other is worked on.
+ * Queries have separate slots: with two, one is filled while the other is in use.
  */
 #ifndef FA3_LIKE_PIPELINE_CUH
 #define FA3_LIKE_PIPELINE_CUH
@@ -30,17 +30,17 @@
 
 #define WORK_SLOTS 2
 
-/* Named barriers of consumers; 0 is that of __syncthreads(). */
-#define BARRIER_TURN  1  /* 1 to 4: a warpgroup's turn has come */
+/* Named barriers of consumers; __syncthreads() uses 0. */
+#define BARRIER_TURN  1  /* 1 to 4: it is a warpgroup's turn */
 #define BARRIER_GROUP 5  /* 5 to 8: a warpgroup's own */
-#define BARRIER_CLEAR 9  /* of all: values are cleared */
+#define BARRIER_CLEAR 9  /* all consumers: values are cleared */
 #define BARRIER_LOAD  10 /* and 11: of the two warps that load keys, or values */
 
-/* A tile of queries and what it is multiplied with. queries == 0: there is no more work. */
+/* A tile of queries and its keys. queries == 0: there is no more work. */
 struct work {
     int tile, head, sequence, q_start; /* q_start: the first query's place in ragged queries */
     int queries, keys, k_start, k_end; /* of the sequence; tiles of keys [k_start, k_end) */
-    int first_key;                     /* that the tile's first query sees */
+    int first_key;                     /* the first key that the tile's first query sees */
     int position;                      /* of the sequence's first query */
     int split;                         /* of the tile's keys */
     int is_new;                        /* keys are read from k_new and v_new */
@@ -54,7 +54,7 @@ struct control {
     struct work work[WORK_SLOTS];
 };
 
-/* A place in the ring of work, as in any ring (warpgroup.cuh), of which only the count is kept. */
+/* A position in the ring of work. As `ring` (warpgroup.cuh), but stores only the count. */
 struct work_ring {
     unsigned count = 0;
 
@@ -74,7 +74,7 @@ struct work_ring {
     }
 };
 
-/* A ring's barriers: all is there; all warps of the consumers have let go. */
+/* Initialises a ring's barriers: full, and empty (released by all consumer warps). */
 DEVICE void ring_init(unsigned long long *full, unsigned long long *empty, int count, int fills,
                       int frees)
 {
@@ -84,30 +84,31 @@ DEVICE void ring_init(unsigned long long *full, unsigned long long *empty, int c
     }
 }
 
-/* Called by one thread, before the block's first barrier. A slot is let go by one thread of a
- * warpgroup, the one that has sent its output away. */
+/* Called by one thread, before the block's first barrier. A query slot is released by one thread of
+ * each warpgroup, the one that stores its output. */
 template <typename T> DEVICE void control_init(struct control *control)
 {
     const int warps = T::groups * 4;
     ring_init(control->q_full, control->q_empty, T::slots, 1, T::groups);
     ring_init(control->full, control->empty, T::stages, GROUP_THREADS / 32,
-              warps + 2); /* of the producers the two that may save */
+              warps + 2); /* 2: the producer warps that may save */
     ring_init(control->work_full, control->work_empty, WORK_SLOTS, 1, warps + 3);
     fence_barrier_init();
 }
 
-/* What a lane brings of each tile of a piece of work: one box, of one run of slots and 64 columns
- * (of codes: 128), and where that comes from. */
+/* A lane's copy in each tile: one box, of one run of slots and 64 columns (fp8: 128), and its
+ * source. */
 struct piece {
     int box, panel;
-    int key;         /* the box's first row in its map: a slot of a page, a key of the sequence */
-    int outer;       /* the map's last coordinate, where that is no page */
+    int key;         /* the box's first row in its map: a slot of a page, or a key of the
+                      * sequence */
+    int outer;       /* the map's last coordinate, if it is not a page */
     const int *page; /* this box's entry in the block table; 0: not paged */
 };
 
-/* What is the same for each step from a tile to the next: how far that is in the block table, and
- * the boxes of a tile that is full. Divisions are dear in a producer: its instructions queue behind
- * the consumers' at the same schedulers. */
+/* Constants of a step from tile to tile: the distance in the block table, and the boxes of a full
+ * tile. Divisions are slow in a producer: its instructions compete with the consumers' at the same
+ * schedulers. */
 struct tile_step {
     int pages, slots, boxes;
 };
@@ -118,14 +119,14 @@ template <typename T> DEVICE struct tile_step tile_step_of(const struct fa3_forw
             uniform(T::keys / p.box_rows)};
 }
 
-/* Boxes of the last tile that hold keys of the sequence; of the others all do. */
+/* Boxes of the last tile with keys of the sequence; all boxes of other tiles have keys. */
 template <typename T>
 DEVICE int last_boxes(const struct fa3_forward_params &p, const struct work &w)
 {
     return (min(w.keys - (w.k_end - 1) * T::keys, T::keys) + p.box_rows - 1) / p.box_rows;
 }
 
-/* The piece numbered `number` of tile n. */
+/* Piece `number` of tile n. */
 template <typename T, int panels>
 DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct work &w, int n,
                              int number)
@@ -146,7 +147,7 @@ DEVICE struct piece piece_of(const struct fa3_forward_params &p, const struct wo
     return it;
 }
 
-/* The same of the tile before. */
+/* The same piece of the previous tile. */
 DEVICE void piece_back(const struct fa3_forward_params &p, const struct tile_step &step,
                        struct piece *it)
 {
@@ -158,7 +159,7 @@ DEVICE void piece_back(const struct fa3_forward_params &p, const struct tile_ste
     }
 }
 
-/* The same of the tile after. */
+/* The same piece of the next tile. */
 DEVICE void piece_advance(const struct fa3_forward_params &p, const struct tile_step &step,
                           struct piece *it)
 {
@@ -170,8 +171,8 @@ DEVICE void piece_advance(const struct fa3_forward_params &p, const struct tile_
     }
 }
 
-/* Two warps: what they have to bring to the stages of a piece of work, into the ring at `to`.
- * lag: 0 for keys; 1 for values, which come one stage after the keys of their tile. */
+/* Two warps copy a work item's tiles into the stages at `to`. lag: 0 for keys; 1 for values, which
+ * are one stage after the keys of their tile. */
 template <typename T, int panels, int lag>
 DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                        const struct tile_step &step, const struct work &w, unsigned to,
@@ -183,7 +184,7 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
     if (count == 0)
         return;
     pdl_wait();
-    if (p.has_new) /* the warp that saved goes on where the one that loaded is */
+    if (p.has_new) /* the saving warp continues after the loading warp */
         named_sync(BARRIER_LOAD + lag, 2 * 32);
     struct piece it =
         piece_of<T, panels>(p, w, w.k_end - 1, threadIdx.x % 32 * 2 + threadIdx.x / 64);
@@ -217,15 +218,15 @@ DEVICE void load_tiles(const struct fa3_forward_params &p, const struct fa3_tens
     }
 }
 
-/* Rows of a box that tiles save; 0: rows are copied one by one. A part has some of a tile's keys, and
- * rows that do not stand where keys of their number do are not among them. */
+/* Rows of a box that tiles save; 0: rows are copied one by one. Boxes need all keys of a tile, at
+ * the stage rows of their numbers, so splits and other positions save by rows. */
 template <typename T> DEVICE int save_box(const struct fa3_forward_params &p, const struct work &w)
 {
     return !T::boxes || p.splits > 1 || w.position != 0 ? 0 : p.save_box;
 }
 
-/* The rows [*first, *end) of a tile that this piece of work saves, counted from the tile's first:
- * heads that share keys divide them among themselves, by whole boxes. */
+/* The rows [*first, *end) that this work item saves, relative to the tile's first row. Heads that
+ * share keys divide the rows among them, in whole boxes. */
 template <typename T>
 DEVICE void find_saved(const struct fa3_forward_params &p, const struct work &w, int *first,
                        int *end)
@@ -238,7 +239,7 @@ DEVICE void find_saved(const struct fa3_forward_params &p, const struct work &w,
     *end = part + 1 == parts ? rows : rows / box * (part + 1) / parts * box;
 }
 
-/* A row for each lane: bits of those whose boxes have slots side by side. */
+/* One row per lane: the bits of rows whose box has contiguous slots. */
 DEVICE unsigned boxed_rows(int box, int slot)
 {
     const int lane = threadIdx.x % 32, lead = __shfl_sync(0xffffffff, slot, lane & -box);
@@ -250,9 +251,9 @@ DEVICE unsigned boxed_rows(int box, int slot)
     return rows * ((box == 32 ? 0u : 1u << box) - 1);
 }
 
-/* What a lane saves of a piece of work: a box of 64 columns, from a stage of keys or values. */
+/* What a lane saves: a box of 64 columns, from a stage of keys or values. */
 struct save_piece {
-    int turn; /* of keys; below 0: nothing */
+    int turn; /* of keys; negative: nothing */
     int from; /* in the stage */
     int slot;
 };
@@ -281,8 +282,8 @@ DEVICE struct save_piece find_piece(const struct fa3_forward_params &p, const st
     return it;
 }
 
-/* The same of a sequence whose keys are all new, by one warp: a box of the call's rows for each 64
- * columns. Another warp saves them. */
+/* load_tiles() for a sequence whose keys are all new, by one warp: a box of the call's rows for
+ * each 64 columns. Another warp saves them. */
 template <typename T, int panels, int lag>
 DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor_map &map,
                      const struct work &w, unsigned to, struct control *control,
@@ -290,7 +291,7 @@ DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor
 {
     const int count = w.k_end - w.k_start, head = w.head / p.heads_per_kv, panel = threadIdx.x % 32;
     int key = w.q_start + (w.k_end - 1 + lag) * T::keys;
-    const bool alone = save_box<T>(p, w) == 0; /* the warp that saves passes the stages by */
+    const bool alone = save_box<T>(p, w) == 0; /* the saving warp skips the stages */
     to += panel * T::keys * ROW_BYTES;
 #pragma unroll 1
     for (int turn = 0; turn <= count && count > 0; turn++, key -= T::keys) {
@@ -313,7 +314,7 @@ DEVICE void load_new(const struct fa3_forward_params &p, const struct fa3_tensor
     }
 }
 
-/* A warp saves boxes of these rows from their stages. */
+/* One warp saves boxes of these rows from their stages. */
 template <typename T, int panels, int lag>
 DEVICE void save_boxes(const struct fa3_forward_params &p, const struct fa3_tensor_map &pages,
                        const struct work &w, unsigned to, struct control *control,
@@ -346,8 +347,8 @@ template <typename T> DEVICE void pass_stages(ring<T::stages> *stage, int count)
     stage->phase ^= to / T::stages & 1;
 }
 
-/* A warp saves rows [first, end) of new keys, or of values, but for those in boxes. A lane finds the
- * place of one row in the cache, and copies a piece of each row, or of every second or fourth one. */
+/* One warp saves rows [first, end) of new keys, or of values, except those in boxes. A lane finds
+ * the slot of one row, and copies a piece of each row, or of every second or fourth one. */
 template <typename T, int dim>
 DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int box, int head,
                       int first, int end)
@@ -391,7 +392,7 @@ DEVICE void save_rows(const struct fa3_save &save, const long long *slots, int b
     }
 }
 
-/* A warp saves this tile's share of them: rows of its queries, from the stages or past them. */
+/* One warp saves this tile's rows, from the stages or directly. */
 template <typename T, int dim, int lag>
 DEVICE void save_new(const struct fa3_forward_params &p, const struct work &w,
                      const struct fa3_save &save, const struct fa3_tensor_map &pages, unsigned to,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.cuh: how a sequence of a batch is cut into tiles, and which is not, C and CUDA alike.
+ * plan.cuh: how sequences are cut into tiles, and which ones are slow, C and CUDA alike.
  */
 #ifndef FA3_LIKE_PLAN_CUH
 #define FA3_LIKE_PLAN_CUH
@@ -9,13 +9,13 @@
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/fa3_like/kernels/batch.h"
 
-/* Rows of k and v: those of the sequences; NULL: row s is sequence s. */
+/* Rows of k and v of the sequences; NULL: row s belongs to sequence s. */
 PORTABLE const int *plan_new_rows(const call_batch *b)
 {
     return b->new_indptr ? b->new_indptr : b->q_indptr;
 }
 
-/* Marks the sequence of a new row whose key is seen and has no slot. */
+/* Marks the sequence of a new row whose key is visible and has no slot. */
 PORTABLE void plan_mark_row(const fa3_plan_call *p, int row)
 {
     index_sequence q;
@@ -27,8 +27,8 @@ PORTABLE void plan_mark_row(const fa3_plan_call *p, int row)
         *PORTABLE_AT(p->marks + s) = 1;
 }
 
-/* What keys of a sequence are given, and where its queries stand among them. Rows that begin before
- * the first key are none of its. Positions are kept from overflowing. */
+/* Finds a sequence's given keys, and the position of its queries among them. Rows before its first
+ * key are not its own. Positions are clamped against overflow. */
 PORTABLE void plan_find_given(const fa3_plan_call *p, int s)
 {
     const fa3_given *given = &p->given;
@@ -42,7 +42,7 @@ PORTABLE void plan_find_given(const fa3_plan_call *p, int s)
     *PORTABLE_AT(given->positions + s) = int_max(int_min(prefix_len - (kv_len - keys), far), -far);
 }
 
-/* Does the forward kernel, for which the last query stands at the last key, mistake its place? */
+/* Would the forward kernel assume a wrong position? It places the last query at the last key. */
 PORTABLE int plan_is_misplaced(const fa3_plan_call *p, const index_sequence *q)
 {
     int bounded = p->window_left >= 0 || p->batch.window_right >= 0 || p->chunk > 0;
@@ -54,7 +54,7 @@ PORTABLE int plan_is_of_others(const fa3_plan_call *p, int s)
     return s >= p->others_first && s < p->others_end;
 }
 
-/* Is a sequence not for tiles? After all rows were marked. */
+/* Is a sequence slow? Called after all rows are marked. */
 PORTABLE int plan_is_slow(const fa3_plan_call *p, int s)
 {
     index_sequence q;
@@ -81,7 +81,7 @@ PORTABLE int plan_is_whole(const fa3_plan_call *p, int s)
     return q.q_len == q.kv_len && !p->batch.new_indptr && plan_count_tiles(p, s) > 0;
 }
 
-/* The rows of a sequence are none of its tiles' to save: [*first, *end) grows by them. */
+/* Extends [*first, *end) by the rows of a sequence that its tiles do not save. */
 PORTABLE void plan_add_rest(const fa3_plan_call *p, int s, int *first, int *end)
 {
     const int *rows = plan_new_rows(&p->batch);
@@ -92,7 +92,7 @@ PORTABLE void plan_add_rest(const fa3_plan_call *p, int s, int *first, int *end)
     *end = int_max(*end, to);
 }
 
-/* Units that are planned for a sequence ahead of its tiles: of all its keys, for all its tiles. */
+/* Units of a sequence that an earlier kernel makes: for all its keys, whatever its tiles see. */
 PORTABLE int plan_count_ahead(const fa3_plan_call *p, int s)
 {
     index_sequence q;
@@ -102,7 +102,7 @@ PORTABLE int plan_count_ahead(const fa3_plan_call *p, int s)
     return (int_max(q.kv_len, 0) + p->ahead_keys - 1) / p->ahead_keys;
 }
 
-/* The bucket of a tile, by how many keys it is multiplied with. */
+/* The bucket of a tile, by its number of keys. */
 PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
 {
     index_sequence q;
@@ -118,7 +118,7 @@ PORTABLE int plan_find_bucket(const fa3_plan_call *p, int s, int tile)
     return int_min(int_max(end - start, 0) / p->tile_keys / p->bucket_keys, FA3_PLAN_BUCKETS - 1);
 }
 
-/* Tile `tile` of a sequence to its place in the list. */
+/* Stores tile `tile` of a sequence in its place in the list. */
 PORTABLE void plan_store_tile(const fa3_plan_call *p, int place, int s, int tile)
 {
     index_sequence q;
@@ -128,7 +128,7 @@ PORTABLE void plan_store_tile(const fa3_plan_call *p, int place, int s, int tile
         (struct fa3_entry){s, tile, q.first_row, q.q_len, q.kv_len, position, {0, 0}};
 }
 
-/* The plan but for its lists, whose lengths these are. */
+/* Stores the plan without its lists, whose lengths are given. */
 PORTABLE void plan_store(const fa3_plan_call *p, int tile_count, int slow_count)
 {
     fa3_plan *plan = PORTABLE_AT(p->plan);

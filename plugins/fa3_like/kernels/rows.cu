@@ -1,23 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cu: the kernels that prepare the forward kernel's work, as batch.h, plan.cuh and rows.cuh
- * describe it.
+ * rows.cu: the kernels of batch.h that prepare the forward kernel's work.
  *
- *   fa3_plan_batch  one block: sequences -> how many tiles, sums of them -> tiles into buckets
- *                   by their keys
- *   fa3_rows        as many blocks as fit: rows of k and v into their slots; then a block
- *                   has a row and head of a slow sequence, thread i the scores of keys i,
- *                   i + 256 ... and element i
+ *   fa3_plan_batch  one block: counts each sequence's tiles, sums them, and sorts tiles into
+ *                   buckets by their keys
+ *   fa3_rows        as many blocks as fit: copies rows of k and v to their slots; then one
+ *                   block per row and head of a slow sequence: thread i has the scores of
+ *                   keys i, i + 256 ... and output element i
  */
 #include "plugins/common/cuda/ptx.cuh"
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/common/cuda/save_rows.cuh"
 #include "plugins/fa3_like/kernels/rows.cuh"
-#include "plugins/fa3_like/kernels/shapes.h" /* whose numbers are compared here */
+#include "plugins/fa3_like/kernels/shapes.h" /* for its static_asserts */
 
 /* ---- The plan -------------------------------------------------------------------------------- */
 
-/* Sums of x over the threads before this one; *all = over all of them. */
+/* Sum of x over the threads before this one; *all = over all of them. */
 static __device__ int sum_before(int x, int *room, int *all)
 {
     int thread = (int)threadIdx.x;
@@ -48,7 +47,7 @@ static __device__ void plan_marks(const fa3_plan_call &p)
     __syncthreads();
 }
 
-/* Sequences [*first, *end) of this thread, which has neighbours. */
+/* This thread's sequences [*first, *end), which are adjacent. */
 static __device__ void plan_share(const fa3_plan_call &p, int *first, int *end)
 {
     int seqs = p.batch.num_seqs, width = (seqs + FA3_PLAN_THREADS - 1) / FA3_PLAN_THREADS;
@@ -56,7 +55,7 @@ static __device__ void plan_share(const fa3_plan_call &p, int *first, int *end)
     *end = min(seqs, *first + width);
 }
 
-/* Returns how many tiles there are. */
+/* Returns the number of tiles. */
 static __device__ int plan_sequences(const fa3_plan_call &p, int *room)
 {
     int first, end, all, slow_all, slow = 0, tiles = 0;
@@ -100,7 +99,7 @@ static __device__ void plan_rest(const fa3_plan_call &p)
         p.plan->rest[threadIdx.x] = rest[threadIdx.x];
 }
 
-/* Where what is made ahead of the tiles begins. */
+/* Computes the first unit of each sequence's data that an earlier kernel makes. */
 static __device__ void plan_ahead(const fa3_plan_call &p, int *room)
 {
     int first, end, all, units = 0;
@@ -137,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(FA3_PLAN_THREADS)
         atomicAdd(&buckets[plan_find_bucket(&p, s, i - p.first_tile[s])], 1);
     }
     __syncthreads();
-    int bucket = FA3_PLAN_BUCKETS - 1 - thread; /* those with most keys first */
+    int bucket = FA3_PLAN_BUCKETS - 1 - thread; /* in descending order of keys */
     int count = bucket >= 0 ? buckets[bucket] : 0, at = sum_before(count, room, &all);
     if (bucket >= 0)
         buckets[bucket] = at;
@@ -197,7 +196,7 @@ static __device__ void save_rows(const fa3_rows_call &p)
     }
 }
 
-/* The cache's scales to where the forward kernel reads them. */
+/* Writes the cache's scales for the forward kernel. */
 static __device__ void store_scales(const fa3_rows_call &p)
 {
     int heads = p.heads_q / p.heads_per_kv;
@@ -235,7 +234,7 @@ static __device__ float over_block(float x, float *room, bool largest)
     return result;
 }
 
-/* Query t of a head. */
+/* Computes query t of a head. */
 static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &q, int sequence,
                                   int t, int head, float *weights, float *room)
 {
@@ -245,7 +244,7 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
     i64 row = (i64)q.first_row + t;
     const row_scales scales = row_find_scales(&p, sequence, kv_head);
     float top = sinks ? sinks[head] : none, sum = sinks ? 1.0f : 0.0f, value = 0.0f;
-    bool is_lost = true; /* no key so far has a weight, so that values may be NaN (MEAN-14) */
+    bool is_lost = true; /* no key so far has a weight: skip values, which may be NaN (MEAN-14) */
     row_find_keys(&p, &q, t, &low, &high);
     for (int begin = low; begin < high; begin += FA3_ROWS_THREADS) {
         int j = begin + thread, count = min(FA3_ROWS_THREADS, high - begin);
@@ -257,7 +256,7 @@ static __device__ void attend_row(const fa3_rows_call &p, const index_sequence &
         float shrink = top == none ? 0.0f : expf(top - next), base = next == none ? 0.0f : next;
         weights[thread] = j < high ? expf(score - base) : 0.0f;
         float weight = over_block(weights[thread], room, false);
-        is_lost = is_lost && most == none && weight == 0.0f; /* of scores that are NaN it is NaN */
+        is_lost = is_lost && most == none && weight == 0.0f; /* weight is NaN for NaN scores */
         sum = sum * shrink + weight;
         value *= shrink;
         top = next;

@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cuh: what is done row by row, C and CUDA alike: the score of a key, rows of no sequence.
+ * rows.cuh: row by row computations, C and CUDA alike: the score of a key, padding rows.
  *
- * The forward kernel takes keys from one place, by boxes of aligned rows. What it cannot take goes
- * this way, slowly, and with all in fp32: sequences with a new key that has no slot in the cache,
- * those that look at some of their keys through a window or in chunks (parts of a prefix), operands
- * that are not aligned to 16 bytes.
+ * The forward kernel reads keys from one place, as boxes of aligned rows. This slow path in fp32
+ * serves the rest: sequences with a new key without a slot, sequences that see some of their keys
+ * through a window or chunk (parts of a prefix), and operands that are not aligned to 16 bytes.
  */
 #ifndef FA3_LIKE_ROWS_CUH
 #define FA3_LIKE_ROWS_CUH
@@ -36,7 +35,7 @@ PORTABLE void row_find_keys(const fa3_rows_call *p, const index_sequence *q, int
     *high = int_min(*high, q->kv_len);
 }
 
-/* A sequence, as far as its keys and queries have scales. */
+/* The scales of a sequence's queries, keys and values. */
 typedef struct row_scales {
     float q, k, v;          /* of the inputs */
     float k_cache, v_cache; /* of the cache */
@@ -55,7 +54,7 @@ PORTABLE row_scales row_find_scales(const fa3_rows_call *p, int sequence, int kv
     return s;
 }
 
-/* Element d of a key or value; a new one is what the cache gets of it. */
+/* Element d of a key or value; a new one is rounded as in the cache. */
 PORTABLE float row_element(const fa3_rows_call *p, int is_new, const char *at, int d, float scale,
                            float cache_scale)
 {
@@ -76,7 +75,7 @@ PORTABLE float row_score(const fa3_rows_call *p, const row_scales *s, const char
     return p->cap > 0.0f ? p->cap * tanhf(sum / p->cap) : sum;
 }
 
-/* A new row of a head into its slot. */
+/* Writes a new row of a head to its slot. */
 PORTABLE void row_save_code(const fa3_rows_call *p, const char *from, char *to, int dim,
                             float scale, float cache_scale, int lane, int lanes)
 {
@@ -103,7 +102,7 @@ PORTABLE void row_store_lse(const fa3_rows_call *p, i64 row, int head, float lse
             lse;
 }
 
-/* A row of the padding, whose output has to be finite. */
+/* Clears a padding row: its output must be finite. */
 PORTABLE void row_clear(const fa3_rows_call *p, i64 row, int head, int lane, int lanes)
 {
     char *out = row_out(p, row, head);
@@ -113,7 +112,7 @@ PORTABLE void row_clear(const fa3_rows_call *p, i64 row, int head, int lane, int
         row_store_lse(p, row, head, bits_f32(0xff800000));
 }
 
-/* The rows [*first, *end) after those of the sequences. */
+/* The padding rows [*first, *end), after those of the sequences. */
 PORTABLE void rows_find_padding(const fa3_rows_call *p, i64 *first, i64 *end)
 {
     const int *rows = p->batch.q_indptr;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shapes.h: the forward kernels that are built, as the plugin's C knows them: the one table.
+ * shapes.h: the table of forward kernels, for the plugin's C.
  *
- * A pair of head dimensions has one shape of tiles, and may have another, low ones of fewer queries
+ * A pair of head dimensions has one tile shape, and may have another with fewer queries ("low"),
  * for batches of few tiles. Each is built for bf16 (forward_NAME_bf16.cu) and fp16
  * (forward_NAME_f16.cu). To add one: two such files, their names in Makefile.am.inc, and a line
  * here; check_fa3_like.c compares the line with the files.
@@ -25,10 +25,10 @@
     X(d192_v128, 192, 128, 64, 3, 2, 2, 229696)                                                    \
     X(d256, 256, 256, 64, 2, 2, 1, 196928)
 
-/* Do the tiles have attention_chunk? Those of codes do not. */
+/* Do the tiles support attention_chunk? Those over fp8 do not. */
 #define FA3_HAS_CHUNKS(groups) ((groups) > 2)
 
-/* The same of e4m3 (forward_codes.cuh), by the type of its outputs. */
+/* The same over e4m3 (forward_codes.cuh), for each output type. */
 #define FA3_CODES_SHAPES(X) X(codes_d128, 128, 128, 128, 3, 4, 2, 229696)
 
 #ifdef __CUDACC__
@@ -50,7 +50,7 @@ FA3_SHAPES(FA3_TILE)
 
 enum {
     GROUP_QUERIES = 64, /* of a warpgroup */
-    GROUP_THREADS = 128 /* of a warpgroup; one more than have queries fetches */
+    GROUP_THREADS = 128 /* of a warpgroup; one additional warpgroup copies */
 };
 
 /* A line of the table. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tiles.cuh: how large the pieces are that a block works on, and what lies where in shared memory.
+ * tiles.cuh: the sizes of a block's tiles, and the layout of shared memory.
  */
 #ifndef FA3_LIKE_TILES_CUH
 #define FA3_LIKE_TILES_CUH
@@ -10,9 +10,9 @@
 #define MOST_STAGES 8
 #define MOST_SLOTS  2
 
-/* A tile's numbers. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: stages of keys
- * and values in flight (pipeline.cuh); `slots`: tiles of queries at hand. What the kernels use, and
- * what keeps them from more:
+/* Tile sizes. `groups`: consumer warpgroups; `keys`: keys of a tile; `stages`: stages of keys and
+ * values in flight (pipeline.cuh); `slots`: tiles of queries in shared memory. What limits larger
+ * tiles:
  *
  *   dim      queries  keys  stages  slots  KiB   limit
  *   64       256      64    6       2      161   registers: o 32 + s 32 + p 16 of 112
@@ -22,9 +22,8 @@
  *   192,128  192      64    2       2      225   shared memory
  *   256      128      64    2       1      193   shared memory
  *
- * More keys (80 or 96 at dimensions 96 to 192) are up to 6 % faster where there are 16384, but 4 to
- * 19 % slower up to 2048: a causal border wastes half a tile, and what begins and ends is longer.
- */
+ * More keys (80 or 96 at dimensions 96 to 192) are up to 6 % faster with 16384 keys, but 4 to 19 %
+ * slower with up to 2048: a causal border wastes half a tile, and starts and ends take longer. */
 template <int dim_, int dim_v_, int keys_, int groups_, int stages_, int slots_, bool is_f16_>
 struct tile_shape {
     static constexpr int dim = dim_;
@@ -45,7 +44,7 @@ struct tile_shape {
     static constexpr int k_bytes = panels * keys * ROW_BYTES;
     static constexpr int v_bytes = panels_v * keys * ROW_BYTES;
 
-    /* The output takes the queries' place. */
+    /* The output overwrites the queries. */
     static constexpr int q_at = 0;
     static constexpr int k_at = q_at + slots * q_bytes;
     static constexpr int v_at = k_at + stages * k_bytes;
@@ -53,18 +52,18 @@ struct tile_shape {
     static constexpr int control_bytes = 320; /* of struct control */
     static constexpr int shared_bytes = control_at + control_bytes;
 
-    /* Registers a thread: 64 K in all; the producer keeps few. */
+    /* Registers per thread: 64 K in all; the producer keeps few. */
     static constexpr int producer_registers = groups == 4 ? 32 : 56;
     static constexpr int consumer_registers = groups == 4 ? 112 : groups == 3 ? 152 : 224;
 
-    /* attention_chunk? Where a chunk begins takes a division, and registers that the producer of
-     * two warpgroups has not. */
+    /* Is attention_chunk supported? The begin of a chunk takes a division, and registers that the
+     * producer of two warpgroups lacks. */
     static constexpr bool chunks = groups > 2;
 
-    /* Outputs past shared memory, so that the only slot is free for the next queries? */
+    /* Are outputs stored directly, so that the only slot is free for the next queries? */
     static constexpr bool direct = slots == 1;
 
-    /* New rows saved by boxes? */
+    /* Are new rows saved as boxes? */
     static constexpr bool boxes = groups < 4;
 
     static_assert(dim % 16 == 0 && dim_v % 16 == 0, "products take 16 columns at a time");

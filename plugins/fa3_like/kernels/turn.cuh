@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * turn.cuh: values of e4m3 along the keys. Products of 8-bit elements want both operands along the
- * inner dimension, and values lie across it: a tile is turned, in shared memory.
+ * turn.cuh: transposes e4m3 values in shared memory. Products of 8-bit elements need both operands
+ * contiguous along the inner dimension, the keys, but values are contiguous along columns:
  *
  *   V[128 keys][128 columns]
  *       --ldmatrix.trans, byte permutations, stmatrix-->
  *   turned[128 columns][128 keys]
  *
- * Keys and columns change their places on the way, so that no lane needs another's:
+ * Keys and columns are permuted, so that lanes exchange nothing:
  *
- *   keys      place 4 t + j of 16 has key 2 t + j (j < 2) or 8 + 2 t + j - 2: as a lane has its
- *             probabilities after the first product, so the second reads them
- *   columns   row i of 16 has column 2 i (i < 8) or 2 (i - 8) + 1: as ldmatrix leaves pairs
+ *   keys      place 4 t + j of 16 has key 2 t + j (j < 2) or 8 + 2 t + j - 2: the order of a
+ *              lane's probabilities after the first product
+ *   columns   row i of 16 has column 2 i (i < 8) or 2 (i - 8) + 1: the order of ldmatrix's pairs
  */
 #ifndef FA3_LIKE_TURN_CUH
 #define FA3_LIKE_TURN_CUH
@@ -19,9 +19,9 @@
 #include "plugins/common/cuda/warpgroup.cuh"
 
 #define TURN_KEYS  128
-#define TURN_BYTES (TURN_KEYS * ROW_BYTES) /* a tile, turned or not, swizzled */
+#define TURN_BYTES (TURN_KEYS * ROW_BYTES) /* a tile, transposed or not, swizzled */
 
-#define TURN_AHEAD 3 /* units of 16 keys of 32 columns that are loaded before one is stored */
+#define TURN_AHEAD 3 /* units of 16 keys by 32 columns that are loaded before one is stored */
 
 DEVICE void turn_store(unsigned to, const unsigned (&x)[4])
 {
@@ -29,8 +29,8 @@ DEVICE void turn_store(unsigned to, const unsigned (&x)[4])
                    __byte_perm(x[2], x[3], 0x6420), __byte_perm(x[2], x[3], 0x7531));
 }
 
-/* Keys [16 first, 16 (first + count)) of a tile by a warp. Tiles begin at multiples of 1024, so a
- * unit's place differs from the first one's by a bit of the swizzle and a constant. */
+/* Transposes keys [16 first, 16 (first + count)) of a tile, by a warp. Tiles start at multiples of
+ * 1024, so the address of a unit differs from the first one's by one swizzle bit and a constant. */
 template <int count> DEVICE void turn_rows(unsigned from, unsigned to, int first)
 {
     const int lane = threadIdx.x % 32;
@@ -48,13 +48,13 @@ template <int count> DEVICE void turn_rows(unsigned from, unsigned to, int first
     }
 }
 
-/* Which key of 16 stands at a place. */
+/* The key of 16 at a place. */
 DEVICE int turned_key(int place)
 {
     return place % 4 / 2 * 8 + place / 4 * 2 + place % 2;
 }
 
-/* Clears keys [first, end) of 16 places of a row that has been turned. */
+/* Clears keys [first, end) of 16 places of a transposed row. */
 DEVICE uint4 turned_clear(uint4 x, int first, int end)
 {
     unsigned *words = &x.x;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * turn_values.cuh: all values of a batch turned ahead of the forward kernel (turn.cuh), each tile
- * by one block. It costs a read and a write of the values, once, where a forward kernel that turns
- * them itself does it for each tile of queries. Values after a sequence's end become zeros.
+ * turn_values.cuh: transposes all values of a batch before the forward kernel (turn.cuh), one tile
+ * per block. This reads and writes the values once; a forward kernel that transposes them itself
+ * does so for each tile of queries. Values after a sequence's end become zeros.
  */
 #ifndef FA3_LIKE_TURN_VALUES_CUH
 #define FA3_LIKE_TURN_VALUES_CUH
@@ -10,8 +10,8 @@
 #include "plugins/fa3_like/kernels/params.h"
 #include "plugins/fa3_like/kernels/turn.cuh"
 
-/* Key `key` of the sequence; the keys of a tile are looked up one by one, pages may be of any size.
- */
+/* The address of a key's value. Keys of a tile are looked up one by one, as pages may have any
+ * size. */
 DEVICE const char *value_of(const struct fa3_turn_params &p, int sequence, int key)
 {
     const char *v = (const char *)p.v + blockIdx.y * p.v_head;

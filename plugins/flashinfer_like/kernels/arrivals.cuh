@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * arrivals.cuh: who merges an item that blocks share, C and CUDA alike. One block would read all
- * parts alone, so the last blocks to come merge a slice of its rows each:
+ * arrivals.cuh: which blocks merge an item that blocks share, C and CUDA alike. One block would
+ * have to read all parts alone, so the last blocks to arrive each merge a slice of the item's rows:
  *
- *   part     0   1   2   3   4   5   6   7          in the order in which their blocks come
- *   merges   -   -   -   -   rows 0-3, 4-7, 8-11,   rows 12-15, and what others gave up
- *                            when all have come     at once
+ *   part     0   1   2   3   4   5   6   7          in order of arrival
+ *   merges   -   -   -   -   rows 0-3, 4-7, 8-11,   rows 12-15, and slices that were
+ *                            when all parts exist   given up, at once
  *
- * All that they know of each other is the item's counter:
+ * They share only the item's counter:
  *
- *   | gave up: 16, a bit for each slice | left: 5 | arrived: 11 |
+ *   | given up: 16, a bit for each slice | left: 5 | arrived: 11 |
  *
- * A block waits a while only, and not if it has more work, since nothing says that all blocks of a
- * launch run at once. It gives its slice up by one compare-and-swap, which succeeds only while
- * parts are missing: so the last to come finds it. A block counts itself as having left when it will not
- * read the counter again, and the last block to leave clears it. Who merges a slice does not change its bits.
+ * A block polls for a limited time only, and not at all if it has more work, since nothing
+ * guarantees that all blocks of a launch run concurrently. It gives its slice up by one
+ * compare-and-swap, which succeeds only while parts are missing, so the last block to arrive sees
+ * it. A block counts as left once it will not read the counter again; the last block to leave
+ * clears the counter. A slice's bits do not depend on the block that merges it.
  */
 #ifndef FI_ARRIVALS_CUH
 #define FI_ARRIVALS_CUH
@@ -24,18 +25,18 @@
 enum {
     ARRIVALS_ALL = 7,                  /* FI_PREFILL_ROWS rows */
     ARRIVALS_SLICES = 16,              /* at most */
-    ARRIVALS_MOST = 0x7ff,             /* parts of an item that has several */
-    ARRIVALS_LEFT = ARRIVALS_MOST + 1, /* one slice's block */
+    ARRIVALS_MOST = 0x7ff,             /* parts of an item that several blocks merge */
+    ARRIVALS_LEFT = ARRIVALS_MOST + 1, /* one slice */
     ARRIVALS_GIVEN_UP = 1 << 16,       /* slice 0 */
-    ARRIVALS_BATCH = 16,               /* parts of a row that a warp fetches together */
-    ARRIVALS_POLLS = 32                /* looks at the counter, some 300 ns each */
+    ARRIVALS_BATCH = 16,               /* parts of a row that a warp loads together */
+    ARRIVALS_POLLS = 32                /* reads of the counter, some 300 ns each */
 };
 
 /* ---- Slices ---------------------------------------------------------------------------------- */
 
-/* A slice has 2 to this power rows: as many as give each of its warps one batch of parts of a row; all
- * rows if there are fewer than plan_several() parts. If an item of up to half a tile has few parts, the
- * block that arrives first gets no slice: it had the end of another item, and begins the next one. */
+/* The rows of a slice as a power of two: each warp should have one batch of parts of a row. With
+ * fewer than plan_several() parts, one slice has all rows. With few parts of up to half a tile the
+ * first block to arrive has no slice: it had the end of another item, and continues with its next. */
 PORTABLE int arrivals_shift(int rows, int count, int warps)
 {
     const int is_short = count < FI_SEVERAL && rows <= FI_HALF_ROWS;
@@ -56,13 +57,11 @@ PORTABLE int arrivals_slices(int rows, int shift)
 
 #ifdef __CUDACC__
 
-/* Adds, and orders all that the block's threads did before the barrier before it against whatever
- * they, and others, do after a barrier after they saw the sum. No fence is needed beside it, in
- * PTX's memory model: a write to a part is ordered before the addition by the block's barrier
- * (bar.sync makes what its threads did before it happen before what they do after it); whoever
- * finds this one's sum, or what atomic operations made of it, synchronizes with it, as it acquires
- * what that released, at the scope of the device; and the barrier of the block that found it orders
- * the reads after that. Causality order goes through all three. */
+/* Adds with release and acquire semantics at device scope. No other fence is needed in PTX's memory
+ * model. A block's writes to its part happen before the addition, through the block's barrier
+ * (bar.sync). An addition that reads this sum, or a value derived from it by atomic operations,
+ * synchronizes with it. The reading block's barrier orders its later reads after that. Causality
+ * order is transitive across these three steps. */
 PORTABLE u32 counter_add(int *counter, u32 x)
 {
     u32 old;
@@ -73,7 +72,7 @@ PORTABLE u32 counter_add(int *counter, u32 x)
     return old;
 }
 
-/* Adds, and orders nothing. */
+/* Adds without ordering. */
 PORTABLE u32 counter_note(int *counter, u32 x)
 {
     return (u32)atomicAdd(counter, (int)x);
@@ -133,7 +132,7 @@ PORTABLE int count_bits(u32 x)
 
 #endif
 
-/* Have all parts come? If not in so many looks, the slice is given up. */
+/* Waits until all parts have arrived; after `polls` reads it gives the slice up and returns 0. */
 PORTABLE int arrivals_wait(int *counter, int count, int slice, int polls)
 {
     u32 seen = counter_read(counter);
@@ -150,7 +149,7 @@ PORTABLE int arrivals_wait(int *counter, int count, int slice, int polls)
     return 1;
 }
 
-/* The block has left its part; returns the slices that it has to merge, a bit each. */
+/* Called when the block has written its part; returns the slices that it must merge, a bit each. */
 PORTABLE u32 arrivals_come(int *counter, int count, int slices, int polls)
 {
     u32 old = counter_add(counter, 1);
@@ -163,8 +162,8 @@ PORTABLE u32 arrivals_come(int *counter, int count, int slices, int polls)
     return arrivals_wait(counter, count, slice, polls) ? 1u << slice : 0;
 }
 
-/* It has slices to merge, and will not look at the counter again. Returns of how many slices this is
- * so. It takes as long as a batch of parts, so it is asked for before they are merged. */
+/* Counts this block's slices as left, and returns the slices counted so far. It takes as long as a
+ * batch of parts, so it is called before the slices are merged. */
 PORTABLE u32 arrivals_leave(int *counter, int slices, u32 merged)
 {
     u32 mine = (u32)count_bits(merged);
@@ -179,7 +178,7 @@ PORTABLE void arrivals_clear(int *counter, int slices, u32 left)
         *PORTABLE_AT(counter) = 0;
 }
 
-/* Both, once it has merged them. */
+/* Both, after the merge. */
 PORTABLE void arrivals_end(int *counter, int slices, u32 merged)
 {
     arrivals_clear(counter, slices, arrivals_leave(counter, slices, merged));

@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend.cuh: tiles of 16 rows against any keys, for decode and short queries: bound by how fast
- * keys come. A block has one list of units (plan.h), 64 keys each:
+ * attend.cuh: attention of tiles of 16 rows, for decode and short queries; bound by memory. A block
+ * has one list of units (plan.h) of 64 keys:
  *
- *   producers   K V | K V | K V | K V | K V | K V | ...      `stages` units ahead, whatever item
+ *   producers   K V | K V | K V | K V | K V | K V | ...      `stages` units ahead, across items
  *   consumers       Q . [S PV][S PV][S PV] out Q . [S PV] ... [S PV]: scores, softmax, values
  *
- *   producers   a team of four warps, or two in turn: look up pages, start copies; what comes they
- *               never look at
- *   consumers   a team of four warps, or two in turn: of a unit, warp w has keys 16 w to 16 w + 15,
- *               and waits for them, and is done with them, by itself
+ *   producers   a team of four warps, or two that alternate: look up pages and start copies, but
+ *               never read the copied data
+ *   consumers   a team of four warps, or two that alternate: warp w has keys 16 w to 16 w + 15 of a
+ *               unit, waits for them and releases them independently of the other warps
  *
- * At the end of an item the sums of its warps become one: the output, or, where other blocks have
- * parts of the item, a part of it in device memory (attend_epilogue.cuh, attend_merge.cuh).
+ * At the end of an item the sums of its warps are added: into the output or, if other blocks have
+ * parts of the item, into a part in device memory (attend_epilogue.cuh, attend_merge.cuh).
  *
- * Where blocks have many items, two teams of consumers take them in turn (FI_ATTEND_MANY):
+ * If blocks have many items, two teams of consumers alternate on items (FI_ATTEND_MANY):
  *
  *   team 0   Q 0 [S PV] ... [S PV] out 0  Q 2 .    [S PV] ... [S PV] out 2  Q 4 .    [S PV] ...
  *   team 1   Q 1 .                [S PV] ... [S PV] out 1  Q 3 .    [S PV] ... [S PV] out 3  Q 5 .
  *
- * Over fp8, where one team is too slow for that, they take units in turn, and for many items there
- * are two blocks of a team each (FI_ATTEND_CODES_MANY). shapes.h says which kernel has how many.
+ * Over fp8 one team is too slow, so two alternate on units. With many items there are two blocks of
+ * one team each instead (FI_ATTEND_CODES_MANY). The kernels' numbers of teams and stages are in
+ * shapes.h.
  *
- * What a multiprocessor does for a unit of D 128, bf16: 32 KiB come in some 1860 cycles, at 4.6
- * TB/s. The products of a warp take 1120 of them, most of it latency. To look up a page and to
- * start its four boxes of the copy engine, one page at a time, takes a warp 1500: so boxes go in
- * runs. To copy the same keys row by row, as small pages and keys that are not in the cache need
- * it, takes 1900. What is done once an item, and not in a loop, takes a warp five cycles an
- * instruction: to end an item and to begin the next is 8000 cycles.
+ * Times of a unit of D 128, bf16, in cycles of a multiprocessor: 32 KiB arrive in some 1860, at 4.6
+ * TB/s. A warp's products take 1120, most of it latency. A warp that looks up one page at a time
+ * and starts its four TMA boxes takes 1500: so boxes are started in runs. Copies row by row, for
+ * small pages and for keys that are not in the cache, take 1900. Code outside of loops takes a warp
+ * five cycles per instruction: ending an item and starting the next takes 8000.
  */
 #ifndef FI_ATTEND_CUH
 #define FI_ATTEND_CUH
@@ -38,7 +38,7 @@
 
 /* ---- Consumers ----------------------------------------------------------------------------- */
 
-/* Scores of a warp's 16 keys of a unit, scaled. */
+/* Scaled scores of a warp's 16 keys of a unit. */
 template <typename S>
 static __device__ __forceinline__ void group_scores(const fi_call &c, const item<S> &it,
                                                     const char *shared, const char *stage,
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void group_scores(const fi_call &c, const item
         score[n / 4][n % 4] *= S::quantised ? it.factor[S::quantised ? n % 4 / 2 : 0] : c.scale;
 }
 
-/* Their probabilities times their values. */
+/* Adds the probabilities of these keys times their values. */
 template <typename S>
 static __device__ __forceinline__ void group_values(const float (&score)[2][4], u32 seen,
                                                     const char *stage, int before, item<S> &it)
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void group_values(const float (&score)[2][4], 
         gemm_pv_fp8<S, false>(round_probabilities<false>(score, seen), v, it);
 }
 
-/* A warp's 16 keys of a unit, from scores to sums of values. */
+/* Processes a warp's 16 keys of a unit, from scores to sums of values. */
 template <typename S>
 static __device__ __forceinline__ void consume_group(const fi_call &c, const cursor &at,
                                                      item<S> &it, const char *shared,
@@ -96,7 +96,7 @@ static __device__ __forceinline__ void consume_group(const fi_call &c, const cur
         group_values<S>(score, seen, stage, before, it);
 }
 
-/* A unit that has come; its stage is free again. */
+/* Processes a unit that has arrived, and releases its stage. */
 template <typename S>
 static __device__ __forceinline__ void consume_unit(const fi_call &c, const cursor &at, item<S> &it,
                                                     const ring &r, char *shared)
@@ -108,8 +108,8 @@ static __device__ __forceinline__ void consume_unit(const fi_call &c, const curs
         barrier_arrive(empty_barrier<S>(shared, r.stage));
 }
 
-/* Are the unit at hand and the next one the item's and this block's, and do all rows see all of
- * their keys, whose logits are products alone? */
+/* Does the block have this unit and the next one of the item, and do all rows see all of their
+ * keys, with logits that are products only? */
 template <typename S>
 static __device__ __forceinline__ bool is_pair(const fi_call &c, const cursor &at,
                                                const item<S> &it)
@@ -119,7 +119,7 @@ static __device__ __forceinline__ bool is_pair(const fi_call &c, const cursor &a
            from + 2 * FI_KEYS <= it.all_hi;
 }
 
-/* Two units at once, of which a warp waits half as long for its own instructions. */
+/* Processes two units at once, so that a warp waits half as long for its own instructions. */
 template <typename S>
 static __device__ __forceinline__ void consume_pair(const fi_call &c, const cursor &at, item<S> &it,
                                                     ring &r, char *shared)
@@ -145,7 +145,7 @@ static __device__ __forceinline__ void consume_pair(const fi_call &c, const curs
         barrier_arrive(empty_barrier<S>(shared, (threadIdx.x & 31) == 0 ? first.stage : r.stage));
 }
 
-/* To the item that is this team's after the other one's. */
+/* Skips the other team's item. */
 template <typename S>
 static __device__ __forceinline__ void pass_item(const fi_call &c, cursor &at, ring &r)
 {
@@ -154,7 +154,7 @@ static __device__ __forceinline__ void pass_item(const fi_call &c, cursor &at, r
     r.stage = stage % S::stages;
 }
 
-/* All that a warp multiplies. */
+/* The loop of a math warp. */
 template <typename S, bool splits>
 static __device__ __forceinline__ void consume(const fi_call &c, const fi_start &start, cursor at,
                                                item<S> &it, char *shared)
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void consume(const fi_call &c, const fi_start 
         if (at.left == 0)
             break;
         is_first &= !is_over;
-        turn = splits ? 0 : turn; /* which team has which unit of a split is no chance */
+        turn = splits ? 0 : turn; /* the team of a split's unit must not depend on the batch */
         item_find<S>(c, at, it);
         item_begin<S>(c, at, it, shared);
         if (S::by_item && is_over)
@@ -256,13 +256,13 @@ static __device__ __forceinline__ void attend(const fi_call &c, char *shared)
         attend<shape, splits>(c, shared);                                                          \
     }
 
-/* Where items are cut into splits, a row's bits are the same whatever the rest of its batch: by a
- * kernel of its own, as what that takes would slow the other one by a twentieth. */
+/* Kernels with splits give a row the same bits whatever its batch. They are separate, as this code
+ * would slow the other kernels by 5 %. */
 #define FI_KERNELS(name, ...)                                                                      \
     FI_KERNEL(name, false, __VA_ARGS__)                                                            \
     FI_KERNEL(name##_splits, true, __VA_ARGS__)
 
-/* Kernels: of a line of shapes.h for a type of queries, and of codes. */
+/* Kernels of a line of shapes.h, for a type of queries and of fp8. */
 #if HAS_HOPPER
 #define FI_ATTEND(line, type)                                                                      \
     FI_KERNELS(fi_attend_##line##_##type, FI_LINE(line, dim), FI_LINE(line, v_dim),                \

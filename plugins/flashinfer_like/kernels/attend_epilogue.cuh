@@ -1,32 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_epilogue.cuh: an item ends: the warps' sums become one.
+ * attend_epilogue.cuh: the end of an item: adds the warps' sums.
  *
- *   each warp's sums, a pass of rows at a time --> exchange -+
+ *   each warp's sums, some rows at a time --------> exchange -+
  *   its largest logits and denominators ---------> tops ------+--> each times 2^(top - base), added
- *   what shared prefixes left, in device memory --------------+      |
- *                                                                    +--> out, LSE: all is here
- *                                                                    +--> the block's slot: others
- *                                                                         have parts, and who comes
- *                                                                         last attend_merge.cuh
+ *   results of shared prefixes, in device memory -------------+      |
+ *                                                                    +--> out, LSE, if the block
+ *                                                                    |    has the whole item
+ *                                                                    +--> the block's slot, to be
+ *                                                                         merged: attend_merge.cuh
  */
 #ifndef FI_ATTEND_EPILOGUE_CUH
 #define FI_ATTEND_EPILOGUE_CUH
 
 #include "plugins/flashinfer_like/kernels/attend_merge.cuh"
 
-#define MERGE_FEW  2 /* rows of a slice that are too few for all threads of a block */
-#define MERGE_ROWS 4 /* of which a thread has one piece */
+#define MERGE_FEW  2 /* a slice of so few rows has too few pieces for all threads of a block */
+#define MERGE_ROWS 4 /* in slices of so many rows, a thread has one piece */
 
-/* Where column d of row r lies in its row of the exchange: lanes that write pieces of four rows at
- * a time, and those that read a row, have all banks. */
+/* The place of column d of row r in its row of the exchange: lanes that write pieces of four rows,
+ * and lanes that read a row, have no bank conflicts. */
 static __device__ __forceinline__ int exchange_column(int r, int d)
 {
     return d ^ ((r & 1) << 4 | (r & 2) << 2);
 }
 
-/* To the block's slot, as other blocks have parts of the item. A split's numbers are written when
- * all of its columns are: item_end(). */
+/* Writes a piece to the block's slot, to be merged with other blocks' parts. A split's numbers are
+ * written after all of its columns: item_end(). */
 template <typename S, bool splits>
 static __device__ __forceinline__ void leave_row(const fi_call &c, const parts &shared_by, int r,
                                                  int d, float top, float total, float4 &x)
@@ -45,8 +45,8 @@ static __device__ __forceinline__ void leave_row(const fi_call &c, const parts &
         *(float2 *)(c.partial_row + slot * 2) = make_float2(top, total);
 }
 
-/* What `count` warps have of it in shared memory. Of a warp without a denominator nothing is added: its values have no
- * weight and may be NaN (MEAN-14). */
+/* Adds the parts of `count` warps from shared memory. A warp with denominator 0 is skipped: its
+ * values have no weight and may be NaN (MEAN-14). */
 template <typename S>
 static __device__ __forceinline__ void take_warps(row_piece &piece, int count,
                                                   const float *exchange, const float *tops)
@@ -66,7 +66,7 @@ static __device__ __forceinline__ void take_warps(row_piece &piece, int count,
     }
 }
 
-/* All keys of the row but those of shared prefixes are in it: its sink, these, and it is stored. */
+/* Adds the sink and the results of shared prefixes to a complete piece of a row, and stores it. */
 template <typename S>
 static __device__ __forceinline__ void finish_piece(const fi_call &c, const cursor &at,
                                                     const index_sequence &q, row_piece &piece)
@@ -92,8 +92,8 @@ static __device__ __forceinline__ void finish_piece(const fi_call &c, const curs
         store_lse(c, row, head, softmax_lse(&end));
 }
 
-/* Rows [first, end), at most `most`, of which `count` warps have parts in shared memory. The pieces
- * that a thread has of them are worked on together, as each alone is mostly latency. */
+/* Finishes rows [first, end), at most `most`, whose `count` warps have parts in shared memory. A
+ * thread processes its pieces together, as each alone is mostly latency. */
 template <typename S, bool splits, int most>
 static __device__ __forceinline__ void
 finish_rows(const fi_call &c, const cursor &at, const index_sequence &q, int first, int end,
@@ -121,7 +121,7 @@ finish_rows(const fi_call &c, const cursor &at, const index_sequence &q, int fir
     }
 }
 
-/* A lane's part of row lane / 4 + 8 h. */
+/* Writes a lane's part of row lane / 4 + 8 h. */
 template <typename S>
 static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, int r, float *row,
                                                     float factor)
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void exchange_row(const item<S> &it, int h, in
     }
 }
 
-/* A warp's largest logits and denominators to where the others find them. */
+/* Writes a warp's largest logits and denominators to shared memory. */
 template <typename S>
 static __device__ __forceinline__ void leave_tops(const item<S> &it, int lane, int warp,
                                                   float *tops)
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void leave_tops(const item<S> &it, int lane, i
     }
 }
 
-/* The same of its rows [first, first + S::pass_rows). */
+/* Writes a warp's rows [first, first + S::pass_rows) to shared memory. */
 template <typename S>
 static __device__ __forceinline__ void exchange_rows(const item<S> &it, int first, int lane,
                                                      int warp, float *exchange, float factor)
@@ -177,7 +177,7 @@ static __device__ __forceinline__ void exchange_rows(const item<S> &it, int firs
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* Rows [first, end) of an item that blocks share, by pieces (gather.cuh). */
+/* Merges rows [first, end) of a shared item by pieces (gather.cuh). */
 template <typename S, int mine, int together, int halves>
 static __device__ __forceinline__ void merge_pieces(const fi_call &c, const cursor &at,
                                                     const index_sequence &q, const parts &p,
@@ -188,8 +188,7 @@ static __device__ __forceinline__ void merge_pieces(const fi_call &c, const curs
         [&](row_piece &piece) { finish_piece<S>(c, at, q, piece); });
 }
 
-/* The same of one row or two, which many blocks share: by warps, each of which has other parts of
- * a row. */
+/* The same for one or two rows of an item with many parts: each warp adds other parts of a row. */
 template <typename S>
 static __device__ __forceinline__ void
 merge_rows(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int first,
@@ -216,9 +215,9 @@ merge_rows(const fi_call &c, const cursor &at, const index_sequence &q, const pa
     item_sync<S>();
 }
 
-/* Rows of a slice, as a power of two, where several blocks could merge. Of short rows one block has
- * MERGE_ROWS twice sooner than two, of which one has to find that all parts have come. Of others a
- * thread has one piece. */
+/* The rows of a slice, as a power of two, if several blocks could merge. With short rows, one block
+ * merges 2 * MERGE_ROWS rows faster than two, one of which must find that all parts have arrived.
+ * With others a thread has one piece. */
 template <typename S>
 static __device__ __forceinline__ int slice_shift(int rows, int count, int most)
 {
@@ -229,7 +228,7 @@ static __device__ __forceinline__ int slice_shift(int rows, int count, int most)
     return S::v_dim == 128 && rows > 2 * MERGE_ROWS ? min(most, 2) : most;
 }
 
-/* The block has left its part of an item: it merges the slices that are its own. */
+/* Called when the block has written its part of an item: merges this block's slices. */
 template <typename S>
 static __device__ __forceinline__ void
 merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const parts &p, int rows,
@@ -263,7 +262,8 @@ merge_parts(const fi_call &c, const cursor &at, const index_sequence &q, const p
 
 /* ---- The end ------------------------------------------------------------------------------- */
 
-/* A part of an item has ended; `at` is its last unit. `is_first`: it is the block's first item. */
+/* Ends a part of an item; `at` is its last unit. `is_first`: it belongs to the block's first
+ * item. */
 template <typename S, bool splits>
 static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &at,
                                                 const fi_start &start, bool is_first, item<S> &it,
@@ -285,7 +285,7 @@ static __device__ __forceinline__ void item_end(const fi_call &c, const cursor &
         item_sync<S>();
         finish_rows<S, splits, S::pass_rows>(c, at, it.q, first, min(first + S::pass_rows, rows),
                                              S::item_warps, exchange, tops, !whole, p);
-        /* Nobody else looks at a split's numbers any more when they are written. */
+        /* All threads have read a split's numbers before they are overwritten. */
         int mine = first + thread;
         bool leaves = !whole && splits && thread < S::pass_rows && mine < rows;
         float2 *numbers = (float2 *)(c.partial_row + ((i64)p.mine * FI_ROWS + mine) * 2), sum;

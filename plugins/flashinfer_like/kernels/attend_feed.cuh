@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_feed.cuh: how the producers of attend.cuh bring a unit: four warps, each its group of 16
- * keys of a head and their values. Which way a group comes:
+ * attend_feed.cuh: the producers' copies of a unit for attend.cuh: each of four warps copies its
+ * group of 16 keys of a head and their values, in one of three ways:
  *
- *   box    its keys lie in one page, or are all new: a copy of the engine for each panel
- *   rows   others, over 16 bits: pieces of 16 bytes; elements, where rows are not aligned
- *   codes  others, over e4m3: the same for those in the cache; new ones are rounded on their way
+ *   box    keys in one page, or all new: a TMA copy for each panel
+ *   rows   others, over 16 bits: pieces of 16 bytes; elements, if rows are not aligned
+ *   codes  others, over fp8: the same for keys in the cache; new ones are rounded while copied
  *
- * The entry of the page table is read a unit before it is needed. Whichever way, the stage's
- * barrier hears of it: once for each warp, when its bytes are there.
+ * The entry of the page table is read one unit ahead. Each warp arrives once at the stage's full
+ * barrier, whichever way its group is copied.
  *
  * S: dim, v_dim, the cache's element, and the bytes of a group, k_bytes and v_bytes.
  */
@@ -19,14 +19,14 @@
 
 /* ---- The next group ------------------------------------------------------------------------ */
 
-/* What is copied next, and the page-table entry of this lane's key of it. */
+/* The next unit to copy, and the page-table entry of this lane's key. */
 struct feed {
     cursor at;
     index_sequence q;
     int entry;
 };
 
-/* This lane's key; keys after the end are read as the last one, and then not seen. */
+/* This lane's key. Keys after the end are read as the last one, and no row sees them there. */
 static __device__ __forceinline__ int feed_key(const fi_call &c, const cursor &at)
 {
     return min(cursor_key(at) + (int)(threadIdx.x & 15), at.tile.hi - 1);
@@ -56,14 +56,14 @@ static __device__ __forceinline__ void feed_next(const fi_call &c, feed &f)
 
 /* ---- Boxes --------------------------------------------------------------------------------- */
 
-/* Is the group at hand a box, of the cache or of the new keys? */
+/* Is the current group a box, of the cache or of the new keys? */
 static __device__ __forceinline__ bool feed_is_box(const fi_call &c, const feed &f)
 {
     int key = cursor_key(f.at);
     return key >= f.q.first_new ? c.has_new_maps : c.has_maps && key + GROUP_KEYS <= f.q.first_new;
 }
 
-/* Where the copy engine finds a group: which maps, and the coordinates after the column. */
+/* The tensor maps of a group, and its coordinates after the column. */
 struct box_place {
     const fi_tensor_map *k_map, *v_map;
     int at, head, page;
@@ -117,7 +117,7 @@ static __device__ __forceinline__ void start_rows(const fi_call &c, const feed &
     }
 }
 
-/* Codes of the cache that do not begin at multiples of 16 bytes. */
+/* Copies unaligned fp8 rows of the cache. */
 template <int dim>
 static __device__ __forceinline__ void copy_codes_slow(u64 mine, u32 omitted, char *to)
 {
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void copy_codes_slow(u64 mine, u32 omitted, ch
     }
 }
 
-/* Rows of the group whose keys are not in the cache: new ones, unless they were saved. */
+/* Rows of the group that are not in the cache: new keys, unless they were saved. */
 static __device__ __forceinline__ u32 find_fresh(const fi_call &c, const feed &f)
 {
     int key = feed_key(c, f.at);
@@ -140,7 +140,7 @@ static __device__ __forceinline__ u32 find_fresh(const fi_call &c, const feed &f
     return __ballot_sync(~0u, fresh);
 }
 
-/* A group of fp8 that is no box: what is in the cache, and what is new. */
+/* Copies an fp8 group that is not a box: keys in the cache, and new keys. */
 template <typename S>
 static __device__ __forceinline__ void start_codes(const fi_call &c, const feed &f, u32 fresh,
                                                    char *keys, char *values, u32 barrier)
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void start_codes(const fi_call &c, const feed 
     if (fresh) {
         bool saves = (c.save || c.saves) && f.at.tile.row0 == 0 && fresh >> (threadIdx.x & 15) & 1;
         i64 slot = saves ? c.batch.out_cache_loc[f.q.new_row + key - f.q.new_key] : -1;
-        /* Lanes after the end have the last key again, which no row sees there. */
+        /* Lanes after the end have the last key again; no row sees it there. */
         fresh &= (2u << min(f.at.tile.hi - 1 - cursor_key(f.at), GROUP_KEYS - 1)) - 1;
         quantise_new<S>(c, f.at.head, (u64)place.k, (u64)place.v, fresh, slot, keys, values);
     }
@@ -168,8 +168,8 @@ static __device__ __forceinline__ void start_codes(const fi_call &c, const feed 
 
 /* ---- A group ------------------------------------------------------------------------------- */
 
-/* DECODE: the sequence's new key and value, if this warp has it, into the cache. All is on its way
- * before any of it is waited for: meanwhile the warp copies nothing. */
+/* DECODE: writes the sequence's new key and value to the cache, if this warp has it. All loads are
+ * started before the first wait, as the warp copies nothing meanwhile. */
 template <typename S> static __device__ void save_new(const fi_call &c, const feed &f)
 {
     const call_operands &o = c.operands;
@@ -189,7 +189,7 @@ template <typename S> static __device__ void save_new(const fi_call &c, const fe
     store_row<S::v_dim>(v_to, aligned_to, v);
 }
 
-/* Start the copy of the group at hand, if there is one, and arrive when it is there. */
+/* Starts the copy of the current group, if there is one, and arrives at the barrier. */
 template <typename S>
 static __device__ __forceinline__ void feed_start(const fi_call &c, const feed &f, char *stage,
                                                   u32 barrier)
@@ -218,7 +218,7 @@ static __device__ __forceinline__ void feed_start(const fi_call &c, const feed &
         save_new<S>(c, f);
 }
 
-/* Have a group's keys and values brought to the L2. */
+/* Prefetches a group's keys and values into L2. */
 template <typename S> static __device__ __forceinline__ void prefetch_group(const box_place &box)
 {
     int column = -8 * pieces_before<S>(box.head);
@@ -230,7 +230,8 @@ template <typename S> static __device__ __forceinline__ void prefetch_group(cons
         prefetch_box(box.v_map, column + d, box.at, box.head, box.page);
 }
 
-/* That of the group at hand, whoever may still write it. */
+/* Prefetches the current group. Safe before pdl_wait(), even if the previous kernel still writes
+ * it. */
 template <typename S>
 static __device__ __forceinline__ void feed_prefetch(const fi_call &c, const feed &f)
 {

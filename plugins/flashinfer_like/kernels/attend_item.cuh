@@ -1,38 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_item.cuh: what a warp of attend.cuh that multiplies holds of an item, and how the item
- * begins: which keys every row sees, and the queries as operand `a` of products.
+ * attend_item.cuh: a math warp's state of an item in attend.cuh, and the start of an item: the keys
+ * that every row sees, and the queries as operand `a` of products.
  *
- *   16 bits   device memory -> registers; of more than 128 dimensions -> shared memory
- *   fp8       the same, each row on its way multiplied by a power of two and made f16; the inverse,
- *             with the scale of keys, is the factor of the row's scores
- *   e5m2      bf16 as they are, where f16 would lose some bit of a row
+ *   16 bits   device memory -> registers; with more than 128 dimensions -> shared memory
+ *   fp8       the same; each row is multiplied by a power of two and converted to f16. The inverse,
+ *             times the scale of keys, is the factor of the row's scores
+ *   e5m2      queries stay bf16 if f16 would lose a bit of a row
  *
- * That power of two has the row's largest element near 2^15, so that f16 loses nothing of it that
- * fp32 sums over e4m3 would have kept.
+ * The power of two brings the row's largest element to about 2^15, so f16 loses nothing that fp32
+ * sums over e4m3 would keep.
  */
 #ifndef FI_ATTEND_ITEM_CUH
 #define FI_ATTEND_ITEM_CUH
 
 #include "plugins/flashinfer_like/kernels/attend_stages.cuh"
 
-/* What a warp holds of an item: its rows' queries, and their results so far. */
+/* A warp's state of an item: its rows' queries, and their results so far. */
 template <typename S> struct item {
     index_sequence q;
-    int all_lo, all_hi; /* keys that every row sees; none, if a logit is more than a product and
-                           either a cap or a slope */
+    int all_lo, all_hi; /* keys that every row sees; none if logits need more than a product plus a
+                         * cap or a slope */
     u32 a[S::q_in_shared ? 1 : S::dim / 16][4];
-    float factor[S::quantised ? 2 : 1]; /* of the rows' scores; else it is the call's */
-    bool fits;                          /* of S::may_not_fit: queries are f16 */
-    float top[2];                       /* of rows lane / 4 and that + 8, in units of log 2 */
+    float factor[S::quantised ? 2 : 1]; /* of the rows' scores; without fp8 it is the call's */
+    bool fits;                          /* with S::may_not_fit: queries are f16 */
+    float top[2];                       /* of rows lane / 4 and lane / 4 + 8, in units of log 2 */
     float sum[2];                       /* this lane's part */
     float out[S::v_dim / 8][4];
 };
 
 /* ---- Queries ------------------------------------------------------------------------------- */
 
-/* Rows whose pieces of 16 bytes are aligned, into shared memory: all that a thread copies is on its
- * way at once, as each wait costs as much as half a unit. */
+/* Copies aligned rows into shared memory. All of a thread's loads are in flight at once, as each
+ * wait costs as much as half a unit. */
 template <typename S>
 static __device__ __forceinline__ void stage_queries(const fi_call &c, const cursor &at,
                                                      const item<S> &it, int last, char *shared)
@@ -55,14 +55,14 @@ static __device__ __forceinline__ void stage_queries(const fi_call &c, const cur
     }
 }
 
-/* The rows' queries as operand `a`, from device memory. */
+/* Loads the rows' queries as operand `a` from device memory. */
 template <typename S, bool aligned>
 static __device__ __forceinline__ void take_queries(const fi_call &c, const cursor &at, item<S> &it,
                                                     char *shared)
 {
     int lane = (int)threadIdx.x & 31, last = item_rows(c, it.q, at.tile, FI_ROWS) - 1;
     if constexpr (S::q_in_shared) {
-        item_sync<S>(); /* the item before is done with its own */
+        item_sync<S>(); /* the previous item no longer reads its queries */
         if (aligned)
             stage_queries<S>(c, at, it, last, shared);
         for (int i = item_thread<S>(); !aligned && i < FI_ROWS * S::dim / 2; i += S::item_threads) {
@@ -93,8 +93,8 @@ static __device__ __forceinline__ void take_queries(const fi_call &c, const curs
 
 /* ---- Queries over fp8 ---------------------------------------------------------------------- */
 
-/* The power of two that brings a row whose largest magnitude is `most` to 2^14 .. 2^15; `back` is
- * its inverse. */
+/* The power of two that brings a row with largest magnitude `most` to 2^14 .. 2^15; `back` is its
+ * inverse. */
 static __device__ __forceinline__ float find_lift(float most, float *back)
 {
     u32 exponent = max(f32_bits(most) >> 23, 15u);
@@ -109,7 +109,7 @@ template <typename S> static __device__ __forceinline__ float2 unpack_query(u32 
     return make_float2(bits_f32(pair << 16), bits_f32(pair & 0xffff0000u));
 }
 
-/* The largest magnitude of a lane's queries, and the bits of the least but 0, less 1. */
+/* The largest magnitude of a lane's queries, and the bits of the smallest nonzero one, less 1. */
 struct query_range {
     float most;
     u32 least;
@@ -120,16 +120,17 @@ struct query_range {
         least = min(least, min(f32_bits(fabsf(x.x)) - 1, f32_bits(fabsf(x.y)) - 1));
     }
 
-    /* Has f16 all bits of them, lifted? A bf16 has eight, the last of them 2^-24 or more. */
+    /* Does f16 keep all bits of the lifted queries? A bf16 has eight bits, the last of them must be
+     * at least 2^-24. */
     __device__ __forceinline__ bool fits(float back) const
     {
         return least >= f32_bits(back * (1.0f / (1 << 17))) - 1;
     }
 };
 
-/* Lifted queries as operand `a`. A lane's four codes of a row are two pairs of neighbours, so of 16
- * dimensions it has 4 t to 4 t + 3 where it would have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: the
- * queries are put in that order. */
+/* Lifted queries as operand `a`. A lane's four fp8 values of a row are two pairs of neighbours:
+ * dimensions 4 t to 4 t + 3 of 16, where 16-bit operands have 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. So
+ * the queries are reordered to match. */
 template <typename S, bool aligned>
 static __device__ __forceinline__ void lift_queries(const fi_call &c, const cursor &at, item<S> &it)
 {
@@ -167,8 +168,8 @@ static __device__ __forceinline__ void lift_queries(const fi_call &c, const curs
     }
 }
 
-/* Queries into shared memory in that order, a row by a warp; backs[r]: the inverse of row r's lift,
- * below 0 if it does not fit. */
+/* Stores the queries in this order in shared memory, a row by a warp. backs[r]: the inverse of row
+ * r's lift, negative if the row does not fit. */
 template <typename S>
 static __device__ __forceinline__ void leave_queries(const fi_call &c, const cursor &at,
                                                      const item<S> &it, char *shared, float *backs,
@@ -196,7 +197,7 @@ static __device__ __forceinline__ void leave_queries(const fi_call &c, const cur
         bool fits = !S::may_not_fit || __all_sync(~0u, range.fits(back));
 #pragma unroll
         for (int n = 0; n < pairs / 32; n++) {
-            int d = n * 32 + lane; /* pair d % 8 of 16 dimensions, and where it goes */
+            int d = n * 32 + lane; /* pair d % 8 of 16 dimensions, and its place */
             int to = d / 8 * 8 + d % 2 * 4 + d % 8 / 2;
             float2 x = unpack_query<S>(mine[n]);
             *(u32 *)(shared + S::q_at + r * S::q_stride + to * 4) =
@@ -214,13 +215,13 @@ static __device__ __forceinline__ void lift_queries_shared(const fi_call &c, con
 {
     float scale = c.scale * k_scale_of(c, at.head), *backs = (float *)(shared + S::backs_at);
     int lane = (int)threadIdx.x & 31;
-    item_sync<S>(); /* the item before is done with its own */
+    item_sync<S>(); /* the previous item no longer reads its queries */
     leave_queries<S>(c, at, it, shared, backs, true);
     it.fits = !S::may_not_fit || __all_sync(~0u, backs[lane % FI_ROWS] > 0.0f);
     for (int h = 0; h < 2; h++)
         it.factor[S::quantised ? h : 0] = it.fits ? backs[h * 8 + lane / 4] * scale : scale;
     if (!it.fits) {
-        item_sync<S>(); /* all have seen it */
+        item_sync<S>(); /* all warps have read backs */
         leave_queries<S>(c, at, it, shared, backs, false);
     }
 }
@@ -237,7 +238,8 @@ static __device__ __forceinline__ void find_queries(const fi_call &c, const curs
         take_queries<S, aligned>(c, at, it, shared);
 }
 
-/* What of an item the plan and the batch tell. */
+/* Reads the item's sequence. This needs only the plan and the batch, so it may precede
+ * pdl_wait(). */
 template <typename S>
 static __device__ __forceinline__ void item_find(const fi_call &c, const cursor &at, item<S> &it)
 {
@@ -258,7 +260,7 @@ static __device__ __forceinline__ void item_begin(const fi_call &c, const cursor
     it.all_hi = min(it.all_hi, end_of_all(c, it.q, at.tile.seq, first));
     if (c.custom || (c.operands.slopes && !is_sloped(c)))
         it.all_hi = 0;
-    /* A branch for all of them: predicates would have each of both kinds of loads issued. */
+    /* One branch for all loads: with predicates, both kinds of loads would be issued. */
     if (S::quantised && S::q_in_shared)
         lift_queries_shared<S>(c, at, it, shared);
     else if (c.operands.aligned & CALL_ALIGNED_Q)

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_merge.cuh: an item that several blocks have parts of. Each leaves its part in a slot of
- * device memory and counts itself; the last one merges them, in their order, so that results are
- * the same each time:
+ * attend_merge.cuh: items that several blocks share. Each block writes its part to a slot in device
+ * memory and increments a counter; the last block merges the parts in order, so results are
+ * deterministic:
  *
  *   block 3   ... item 7: | units 0-8  |--> slot --\
- *   block 4               | units 9-30 |--> slot ---+--> the last to come: out
+ *   block 4               | units 9-30 |--> slot ---+--> the last to arrive: out
  *   block 5               | units 31-40| item 8 ... /
  *
- *   parts    cut anywhere: by pieces of a row, or a row by warps               merge_parts()
- *   splits   cut where the batch has no say: added one by one, rounding alike  merge_splits()
+ *   parts    cut anywhere: merged by pieces of a row, or a row by warps   merge_parts()
+ *   splits   cut whatever the batch: added in order, with equal rounding  merge_splits()
  *
- * Rows that levels of shared prefixes left (plan.h) are taken up here and in attend_epilogue.cuh.
+ * Results of shared prefixes (plan.h) are added here and in attend_epilogue.cuh.
  */
 #ifndef FI_ATTEND_MERGE_CUH
 #define FI_ATTEND_MERGE_CUH
@@ -19,7 +19,7 @@
 #include "plugins/flashinfer_like/kernels/attend_item.cuh"
 #include "plugins/flashinfer_like/kernels/gather.cuh"
 
-/* Levels whose runs have left something for the item's rows: none over fp8. */
+/* Levels whose runs have results for the item's rows: none over fp8. */
 template <typename S> static __device__ __forceinline__ int shared_levels(const cursor &at)
 {
     return S::quantised ? 0 : at.tile.levels;
@@ -27,9 +27,9 @@ template <typename S> static __device__ __forceinline__ int shared_levels(const 
 
 /* ---- Sums of two --------------------------------------------------------------------------- */
 
-/* What came of some keys, and of keys after them, together. Splits are added one by one, by the
- * block that has an item's first one or by the one that comes last, so both have to round alike:
- * the compiler has no say in it. */
+/* The sum of the results of some keys and of later keys. Splits are added in order, either by the
+ * block with the item's first split or by the last block to arrive. Both must round alike, so the
+ * instructions are explicit. */
 struct sum_of_two {
     float2 numbers; /* largest logit, denominator */
     float before, after;
@@ -50,8 +50,8 @@ static __device__ __forceinline__ sum_of_two add_two(float2 x, float2 y)
     return both;
 }
 
-/* The numbers of row r of a split, or of all splits up to it. Of each split the same instructions
- * add up what the warps have of its denominator. */
+/* The numbers of row r of a split, or of all splits up to it. The same explicit instructions add up
+ * the warps' denominators of each split. */
 template <typename S>
 static __device__ __forceinline__ float2 add_numbers(const float *tops, int r, bool is_added,
                                                      const float2 *before)
@@ -69,7 +69,8 @@ static __device__ __forceinline__ float2 add_numbers(const float *tops, int r, b
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* A merged row: a lane has every 32nd column, and of 80 columns the upper lanes none of the last. */
+/* A merged row: a lane has every 32nd column; with 80 columns, the upper lanes have no third
+ * one. */
 template <typename S> static constexpr int merged_columns = (S::v_dim + 31) / 32;
 
 template <typename S> static __device__ __forceinline__ bool has_merged(int n, int lane)
@@ -91,7 +92,8 @@ static __device__ __forceinline__ void store_merged(const fi_call &c, i64 row, i
         store_lse(c, row, head, softmax_lse(&end));
 }
 
-/* Row r of splits, by a warp, one after the other; several are on their way together. */
+/* Adds row r of all splits in order, by a warp; the loads of several splits are in flight
+ * together. */
 template <typename S>
 static __device__ __forceinline__ void add_splits(const fi_call &c, const parts &p, int r, i64 row,
                                                   int head)
@@ -133,7 +135,7 @@ static __device__ __forceinline__ void add_splits(const fi_call &c, const parts 
     store_merged<S>(c, row, head, end, softmax_end(&end) * shrink, x);
 }
 
-/* The block has left its splits of an item; the last one adds them all. */
+/* Called when the block has written its splits of an item; the last block adds all splits. */
 template <typename S>
 static __device__ __forceinline__ void merge_splits(const fi_call &c, const cursor &at,
                                                     const item<S> &it, const parts &p, int rows,

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_new.cuh: new keys and values, which are in no page yet, a row at a time by a warp:
+ * attend_new.cuh: new keys and values that are in no page yet, a row at a time by a warp:
  *
  *   16 bits   k, v --registers-------------> slot in the cache
  *   fp8       k, v --registers--> codes -+-> group in shared memory
  *                                        +-> slot in the cache, if it has one
  *
- * Of 16 bits they come into shared memory as other keys do, so only a sequence's one new key, in
- * DECODE, goes this way (save_new() of attend_feed.cuh). Codes are multiplied as they are stored.
+ * With 16 bits, new keys are copied into shared memory like other keys, so only a sequence's one
+ * new key in DECODE is handled here (save_new() of attend_feed.cuh). fp8 keys are multiplied as
+ * they are stored.
  */
 #ifndef FI_ATTEND_NEW_CUH
 #define FI_ATTEND_NEW_CUH
@@ -17,7 +18,7 @@
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* A new key or value by a warp: a lane's pairs of elements, whose numbers differ by 64. */
+/* A new key or value of a warp: a lane has pairs of elements, 64 elements apart. */
 #define EACH_PAIR(n, d, dim)                                                                       \
     _Pragma("unroll") for (int n = 0, d = ((int)threadIdx.x & 31) * 2; n < ((dim) + 63) / 64;      \
                            n++, d += 64) if (d < (dim))
@@ -46,7 +47,7 @@ static __device__ __forceinline__ void store_row(char *to, bool aligned,
 
 /* ---- Codes --------------------------------------------------------------------------------- */
 
-/* A new key or value as codes: into the group, and to its slot if it has one. */
+/* Writes a new key or value as fp8 to the group, and to its slot if it has one. */
 template <typename S, int dim>
 static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 64], float scale,
                                                     int row, char *group, char *slot, bool aligned)
@@ -62,9 +63,9 @@ static __device__ __forceinline__ void quantise_row(const u32 (&x)[(dim + 63) / 
     }
 }
 
-/* New keys of a group, rows that `fresh` has a bit for, as they are stored; each goes to its slot too,
- * if it has one. `k`, `v`, `slot`: this lane's row. By value, so that nothing of the caller's has an
- * address. */
+/* Rounds the new keys of a group (rows with a bit in `fresh`) to fp8, and writes each to its slot,
+ * if it has one. `k`, `v`, `slot`: this lane's row, passed by value so that no variable of the
+ * caller needs an address. */
 template <typename S>
 static __device__ __noinline__ void quantise_new(const fi_call &c, int head, u64 k, u64 v,
                                                  u32 fresh, i64 slot, char *keys, char *values)

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_producer.cuh: the warps of attend.cuh that copy. Where there are two teams, they take
- * units in turn:
+ * attend_producer.cuh: the loop of the copying warps of attend.cuh. Two teams alternate on units:
  *
  *   team 0   look up 2 | wait for stage 0, start 0 | look up 4 | wait for stage 2, start 2 | ...
  *   team 1   look up 3 | wait for stage 1, start 1 | look up 5 | wait for stage 3, start 3 | ...
  *
  * Runs of units whose groups are boxes of the cache have a loop of their own, with one look-up for
- * every 32 of them, and so have runs of units whose groups are aligned rows. At the ends of items
- * nothing changes: a block's units are one list.
+ * every 32 units. Runs of units of aligned rows have another. The ends of items need no special
+ * code, as a block's units are one list.
  */
 #ifndef FI_ATTEND_PRODUCER_CUH
 #define FI_ATTEND_PRODUCER_CUH
@@ -16,20 +15,20 @@
 #include "plugins/flashinfer_like/kernels/profile.cuh"
 #include "plugins/flashinfer_like/kernels/attend_feed.cuh"
 
-/* How many of this team's units of the item, from the one at hand on, are boxes or aligned rows of the
- * cache. */
+/* The number of this team's units of the item, from the current one on, that are boxes or aligned
+ * rows of the cache. */
 template <typename S>
 static __device__ __forceinline__ int count_cached(const fi_call &c, const feed &f)
 {
     int units = min(f.at.left, f.at.units - f.at.unit);
     int room =
-        f.q.first_new - GROUP_KEYS - cursor_key(f.at); /* keys that a group may begin after */
+        f.q.first_new - GROUP_KEYS - cursor_key(f.at); /* keys after which a group may start */
     if (room < 0 || !(c.has_maps || c.operands.aligned & CALL_ALIGNED_CACHE))
         return 0;
     return (min(units, room / FI_KEYS + 1) + S::producers - 1) / S::producers;
 }
 
-/* Past a run of units. */
+/* Skips a run of units. */
 template <typename S>
 static __device__ __forceinline__ void feed_past(const fi_call &c, feed &f, int run)
 {
@@ -39,8 +38,9 @@ static __device__ __forceinline__ void feed_past(const fi_call &c, feed &f, int 
         feed_next(c, f);
 }
 
-/* A run of them. Nothing is asked for each that is the same for all: a warp takes some five cycles
- * an instruction, and those who multiply want to issue theirs. A lane looks up one of 32 units. */
+/* Copies a run of boxes. The loop tests nothing that is the same for all units: a warp takes some
+ * five cycles per instruction, and competes with the math warps for issue slots. Each lane looks up
+ * one of 32 units. */
 template <typename S>
 static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int run, ring &r,
                                                   char *shared)
@@ -77,8 +77,8 @@ static __device__ __forceinline__ void copy_boxes(const fi_call &c, feed &f, int
     feed_past<S>(c, f, run);
 }
 
-/* A run of units row by row. A lane has a row of each of two units, looked up two units before they
- * are copied. */
+/* Copies a run of units row by row. A lane has a row of each of two units, and looks them up two
+ * units ahead. */
 template <typename S>
 static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, int run, ring &r,
                                                      char *shared)
@@ -113,8 +113,8 @@ static __device__ __forceinline__ void copy_row_runs(const fi_call &c, feed &f, 
     feed_past<S>(c, f, run);
 }
 
-/* Those who multiply will begin this item later: its queries are brought to the L1, a line by a
- * lane. What the plan and the batch tell of it is there already, as this warp has looked it up. */
+/* Prefetches the queries of an item that the math warps will start later into L1, a line by a lane.
+ * The item's plan and batch entries are in L1 already, as this warp has read them. */
 template <typename S>
 static __device__ __forceinline__ void touch_queries(const fi_call &c, const feed &f)
 {
@@ -129,11 +129,11 @@ static __device__ __forceinline__ void touch_queries(const fi_call &c, const fee
           lane % lines * 128);
 }
 
-/* All that a warp copies. Pages are looked up a unit before they are needed. */
+/* The loop of a copying warp. Pages are looked up one unit ahead. */
 template <typename S>
 static __device__ __forceinline__ void produce(const fi_call &c, const cursor &at, char *shared)
 {
-    ring r = {0, 1}; /* the first round finds all stages free */
+    ring r = {0, 1}; /* in the first round all stages are free */
     feed f = {at};
     index_find_sequence(&c.batch, c.operands.k != 0, at.tile.seq, &f.q);
     for (int team = (int)threadIdx.x / (WARPS * 32) - S::teams; team > 0; team--) {

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_products.cuh: attention's two products by a warp of attend.cuh, 16 rows by 16 keys:
+ * attend_products.cuh: the two products of a warp of attend.cuh, 16 rows by 16 keys:
  *
  *   scores   S[16 x 16]     = Q[16 x dim] * K[16 x dim]^T      Q: attend_item.cuh
  *   values   O[16 x v_dim] += P[16 x 16] * V[16 x v_dim]       P: attend_softmax.cuh
  *
- * Over fp8 keys become f16, exactly, between shared memory and the product, or bf16 where f16 has no
- * room for the queries. Values become what probabilities are rounded to: f16 where that has room for
- * them, else what queries are. The scales of keys are part of the scores' factor, those of values
- * are applied at the item's end.
+ * Over fp8, keys are converted exactly to f16 between shared memory and the product, or to bf16 if
+ * f16 cannot hold the queries. Values are converted to the type of the rounded probabilities: f16
+ * if it can hold them, else the queries' type. The scales of keys are part of the scores' factor;
+ * those of values are applied at the item's end.
  */
 #ifndef FI_ATTEND_PRODUCTS_CUH
 #define FI_ATTEND_PRODUCTS_CUH
@@ -17,7 +17,8 @@
 
 /* ---- Scores -------------------------------------------------------------------------------- */
 
-/* score[j]: products of the rows with keys 8j to 8j + 7. `before`: pieces of a panel before a row. */
+/* score[j]: products of the rows with keys 8j to 8j + 7. `before`: free pieces of a panel before a
+ * row. */
 template <typename S>
 static __device__ __forceinline__ void gemm_qk(const item<S> &it, const char *shared, const char *k,
                                                int before, float (&score)[2][4])
@@ -25,7 +26,7 @@ static __device__ __forceinline__ void gemm_qk(const item<S> &it, const char *sh
     int lane = (int)threadIdx.x & 31, row = (lane & 7) + (lane >> 4) * 8;
     u32 keys = shared_address(k) + piece_at<PANEL_BYTES>(row, before + (lane >> 3 & 1));
     u32 queries = shared_address(shared) + S::q_at + (lane & 15) * S::q_stride + (lane >> 4) * 16;
-    float odd[2][4] = {}; /* two sums for each: half as many products wait for one another */
+    float odd[2][4] = {}; /* two sums each, which halves the chain of dependent products */
 #pragma unroll
     for (int d = 0; d < S::dim / 16; d++) {
         u32 a[4], b[4];
@@ -42,14 +43,14 @@ static __device__ __forceinline__ void gemm_qk(const item<S> &it, const char *sh
         score[n / 4][n % 4] += odd[n / 4][n % 4];
 }
 
-/* Two codes from f16 to bf16, which has all of their values too. */
+/* Converts two fp8 values from f16 to bf16, which represents them all, too. */
 static __device__ __forceinline__ u32 half_to_bf16(u32 pair)
 {
     float2 x = unpack_half(pair);
     return pack_pair<false>(x.x, x.y);
 }
 
-/* Four codes as f16, or as bf16. */
+/* Converts four fp8 values to f16, or to bf16. */
 template <typename S, bool is_f16>
 static __device__ __forceinline__ void widen_for(u32 codes, u32 &low, u32 &high)
 {
@@ -60,7 +61,7 @@ static __device__ __forceinline__ void widen_for(u32 codes, u32 &low, u32 &high)
     }
 }
 
-/* The same of fp8: a matrix has 16 dimensions of 8 keys. */
+/* The same over fp8: a matrix has 16 dimensions of 8 keys. */
 template <typename S, bool is_f16>
 static __device__ __forceinline__ void gemm_qk_fp8(const item<S> &it, const char *shared,
                                                    const char *k, float (&score)[2][4])
@@ -93,8 +94,8 @@ static __device__ __forceinline__ void gemm_qk_fp8(const item<S> &it, const char
 
 /* ---- Values -------------------------------------------------------------------------------- */
 
-/* Probabilities as operand `a`, and all bits of the keys that some row sees, two keys in each. Of
- * the values of the others, which may be anything, nothing is left: 0 times NaN is NaN. */
+/* Probabilities as operand `a`; `kept` has all bits set for keys that some row sees, two keys in
+ * each word. The values of other keys are cleared, as they may be NaN, and 0 times NaN is NaN. */
 struct probabilities {
     u32 p[4], kept[2];
 };
@@ -115,7 +116,7 @@ static __device__ __forceinline__ void gemm_pv(const probabilities &w, const cha
     }
 }
 
-/* The same of fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
+/* The same over fp8: a lane of a transposed matrix has two dimensions of two keys, so of 16
  * dimensions out[2 n] has the even ones and out[2 n + 1] the odd ones. */
 template <typename S, bool is_f16>
 static __device__ __forceinline__ void gemm_pv_fp8(const probabilities &w, const char *v,

@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_softmax.cuh: a warp's scores of its 16 keys into probabilities, between the two products
- * of attend_products.cuh. Each warp has largest logits of its own: warps meet at the item's end
- * only.
+ * attend_softmax.cuh: turns a warp's scores of its 16 keys into probabilities, between the two
+ * products of attend_products.cuh. Each warp has its own largest logits; warps exchange them only
+ * at the item's end.
  *
- *   scores -> scores_cap(), scores_slope(): if a logit is a product and either a cap or a slope
- *          -> scores_cut(): logits of what is seen, where not every row sees all of the keys
- *          -> scores_mask(): the same where a range does not tell which, or a logit has its slope,
- *             and the cap after it
- *          -> softmax_update(): 2^(logit - top); sums so far follow the largest
- *          -> round_probabilities(): f16 or bf16, the operand of the product with values
+ *   scores -> scores_cap(), scores_slope(): for logits that are a product plus a cap or a slope
+ *          -> scores_cut(): masks keys by each row's range, if not every row sees all of the keys
+ *          -> scores_mask(): the same for other masks, and for logits with a slope and a cap
+ *          -> softmax_update(): 2^(logit - top); rescales the sums if top grows
+ *          -> round_probabilities(): f16 or bf16, operand of the product with values
  */
 #ifndef FI_ATTEND_SOFTMAX_CUH
 #define FI_ATTEND_SOFTMAX_CUH
 
 #include "plugins/flashinfer_like/kernels/attend_products.cuh"
 
-/* Scores, already scaled, under the cap. */
+/* Applies the cap to scaled scores. */
 static __device__ __forceinline__ void scores_cap(float cap, float (&score)[2][4])
 {
     const float inverse = __fdividef(1.0f, cap);
@@ -25,7 +24,7 @@ static __device__ __forceinline__ void scores_cap(float cap, float (&score)[2][4
         score[n / 4][n % 4] = cap * SOFTMAX_LOG2E * tanh_fast(score[n / 4][n % 4] * inverse);
 }
 
-/* Logits of scaled scores, where is_sloped(). */
+/* Adds slope times distance to scaled scores, if is_sloped(). */
 template <typename S>
 static __device__ __forceinline__ void scores_slope(const fi_call &c, const cursor &at,
                                                     const item<S> &it, float (&score)[2][4])
@@ -45,13 +44,13 @@ static __device__ __forceinline__ void scores_slope(const fi_call &c, const curs
     }
 }
 
-/* Does a row see all keys of a range, and are its scores logits? */
+/* Does a row see all keys of one range, and are its scores already logits? */
 static __device__ __forceinline__ bool is_range(const fi_call &c)
 {
     return !c.custom && (!c.operands.slopes || is_sloped(c)) && !c.batch.item_prefix_lens;
 }
 
-/* What any lane that has the same keys sees: any row of the warp. */
+/* ORs over the lanes with the same keys: the keys that any row of the warp sees. */
 static __device__ __forceinline__ u32 warp_or(u32 seen)
 {
     seen |= __shfl_xor_sync(~0u, seen, 4);
@@ -59,8 +58,8 @@ static __device__ __forceinline__ u32 warp_or(u32 seen)
     return seen | __shfl_xor_sync(~0u, seen, 16);
 }
 
-/* Scores, already scaled, to logits of what is seen. Returns which: bit 2j + e for key e of this
- * lane's two of the j-th 8. */
+/* Masks scaled scores by range. Returns the keys that this lane's rows see: bit 2j + e for key e of
+ * this lane's two of the j-th 8. */
 template <typename S>
 static __device__ __forceinline__ u32 scores_cut(const fi_call &c, const cursor &at,
                                                  const item<S> &it, float (&score)[2][4])
@@ -85,7 +84,7 @@ static __device__ __forceinline__ u32 scores_cut(const fi_call &c, const cursor 
     return seen;
 }
 
-/* The same of any mask. */
+/* The same for any mask. */
 template <typename S>
 static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item<S> &it,
                                   float (&score)[2][4])
@@ -116,8 +115,8 @@ static __device__ u32 scores_mask(const fi_call &c, const cursor &at, const item
     return seen;
 }
 
-/* Logits of so many groups of keys become probabilities by the largest so far; what was summed up
- * follows it. */
+/* Turns the logits of `groups` groups of keys into probabilities relative to the largest so far,
+ * and rescales the sums if it grows. */
 template <typename S, int groups>
 static __device__ __forceinline__ void softmax_update(float (&score)[groups][2][4], item<S> &it)
 {
@@ -142,7 +141,7 @@ static __device__ __forceinline__ void softmax_update(float (&score)[groups][2][
             it.sum[h] += x;
         }
     }
-    if (__any_sync(~0u, grown)) { /* else shrink is 1, or there is nothing yet */
+    if (__any_sync(~0u, grown)) { /* otherwise shrink is 1, or the sums are still 0 */
 #pragma unroll
         for (int d = 0; d < S::v_dim / 8; d++)
 #pragma unroll
@@ -151,8 +150,8 @@ static __device__ __forceinline__ void softmax_update(float (&score)[groups][2][
     }
 }
 
-/* Does f16 lose less of the warp's probabilities, lifted as they are, than bf16 would? Of those
- * that are not too small for it, or 0. */
+/* Does f16 lose less of the warp's lifted probabilities than bf16 would? Yes, if each is 0 or not
+ * too small for f16. */
 static __device__ __forceinline__ bool fit_half(const float (&score)[2][4])
 {
     u32 least = ~0u; /* 0 becomes the largest */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gather.cuh: rows of the parts that blocks left of an item, for both kernels' merges: a row by a
- * warp, of which a lane has every 32nd piece of four columns; or pieces by threads. Numbers and sums
- * of several parts are on their way together, as each wait costs as much as a unit of keys.
+ * gather.cuh: reads and adds rows of the parts of an item, for the merges of both kernels. Either a
+ * warp adds a row, and a lane has every 32nd piece of four columns; or threads add pieces. The
+ * loads of several parts are in flight together, as each wait costs as much as a unit of keys.
  */
 #ifndef FI_GATHER_CUH
 #define FI_GATHER_CUH
@@ -19,8 +19,8 @@ static __device__ __forceinline__ void add_weighted(float4 &x, float weight, con
     x.w += weight * y.w;
 }
 
-/* Of a row of v_dim sums, in parts of `rows` rows: `batch` of them at a time, cut short in fours
- * where `few`. */
+/* A warp's row of v_dim sums, from parts of `rows` rows. It loads `batch` parts at a time; with
+ * `few`, the last batch stops at a multiple of four. */
 template <int v_dim, int rows, int batch, bool few> struct gathered {
     static constexpr int pieces = (v_dim + 127) / 128; /* of a lane, at most */
     static constexpr int group = few ? 4 : batch;
@@ -28,7 +28,7 @@ template <int v_dim, int rows, int batch, bool few> struct gathered {
     float top, total; /* the same in all lanes */
     float4 x[pieces];
 
-    /* Row r of parts first, first + step ..., in this order. */
+    /* Adds row r of parts first, first + step ..., in this order. */
     __device__ __forceinline__ void take(const fi_call &c, const parts &p, int r, int first,
                                          int step)
     {
@@ -94,7 +94,7 @@ template <int v_dim, int rows, int batch, bool few> struct gathered {
         }
     }
 
-    /* The sums to shared memory. */
+    /* Writes the sums to shared memory. */
     __device__ __forceinline__ void leave(float *to) const
     {
         int lane = thread_here() & 31;
@@ -107,7 +107,7 @@ template <int v_dim, int rows, int batch, bool few> struct gathered {
 
 /* ---- By pieces ------------------------------------------------------------------------------- */
 
-/* A piece of a row, four columns from d on, as far as it has been added up. */
+/* A piece of a row: four columns from d on, and their sums so far. */
 struct row_piece {
     int r, d;
     float top, total;
@@ -120,7 +120,7 @@ struct row_piece {
         x = make_float4(0, 0, 0, 0);
     }
 
-    /* More of the row: its largest logit, its denominator, its sums. */
+    /* Adds a part of the row: its largest logit, denominator and sums. */
     __device__ __forceinline__ void add(float other_top, float other_total, const float4 &y)
     {
         float both = fmaxf(top, other_top), base = softmax_base(both);
@@ -131,7 +131,7 @@ struct row_piece {
         top = both;
     }
 
-    /* The same of several parts of it. */
+    /* The same for several parts. */
     template <int count>
     __device__ __forceinline__ void add_all(const float2 (&numbers)[count],
                                             const float4 (&y)[count])
@@ -152,7 +152,7 @@ struct row_piece {
         top = all;
     }
 
-    /* What the lane 16 further on has of it, to those of the first half. */
+    /* Adds the sums of the upper half of the lanes to the lower half. */
     __device__ __forceinline__ void add_half(void)
     {
         const float other_top = __shfl_down_sync(~0u, top, 16);
@@ -164,9 +164,9 @@ struct row_piece {
     }
 };
 
-/* Rows [first, end) of an item in parts of `rows` rows, by pieces: a thread, of `threads`, has `mine`
- * of them at a time, and `together` parts of each are on their way together. Of short rows, which
- * half of the lanes are enough for, the other half has every second batch of the parts. */
+/* Merges rows [first, end) of an item from parts of `rows` rows, by pieces: each of `threads`
+ * threads has `mine` pieces at a time, and loads `together` parts of each at once. With short rows
+ * half of the lanes suffice, so the other half takes every second batch of parts. */
 template <int v_dim, int rows, int threads, int mine, int together, int halves, typename F>
 static __device__ __forceinline__ void gather_pieces(const fi_call &c, const parts &p, int thread,
                                                      int first, int end, F finish)

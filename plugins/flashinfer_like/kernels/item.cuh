@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * item.cuh: what the attention kernels share: where keys lie, which rows an item has, and how
- * results are stored.
+ * item.cuh: shared by all attention kernels: addresses of keys, rows of an item, stores of results.
  */
 #ifndef FI_ITEM_CUH
 #define FI_ITEM_CUH
@@ -12,8 +11,8 @@
 #include "plugins/flashinfer_like/kernels/mma.cuh"
 #include "plugins/flashinfer_like/kernels/walk.cuh"
 
-/* Of few rows, where blocks are lanes by columns: a division is 30 instructions. Of many rows they
- * have one number, as that leaves registers free. */
+/* Kernels for few rows have a grid of lanes by columns, which saves a division of 30 instructions.
+ * Kernels for many rows have a linear grid, which saves registers. */
 static __device__ __forceinline__ walk_block block_here(void)
 {
     walk_block block = {(int)blockIdx.x, (int)blockIdx.y};
@@ -28,7 +27,7 @@ static __device__ __forceinline__ walk_block block_in_line(const fi_call &c)
 
 /* ---- Keys ---------------------------------------------------------------------------------- */
 
-/* index_entry() and index_find_key(), without a division where pages are powers of two. */
+/* index_entry() and index_find_key(), without a division if the page size is a power of two. */
 static __device__ __forceinline__ const int *find_entry(const fi_call &c, const index_sequence &q,
                                                         int j)
 {
@@ -72,7 +71,7 @@ static __device__ __forceinline__ mask_rule rule_of(const fi_call &c)
     return rule;
 }
 
-/* Is a logit only the product and a slope times the distance? Then a key's position is its column, and
+/* Is a logit just the product plus slope times distance? Then a key's position is its column, and
  * no row sees a later key. */
 static __device__ __forceinline__ bool is_sloped(const fi_call &c)
 {
@@ -80,14 +79,14 @@ static __device__ __forceinline__ bool is_sloped(const fi_call &c)
            !c.batch.item_prefix_lens;
 }
 
-/* What a row's logit loses per key of distance, in units of log 2. */
+/* The decrease of a row's logit per key of distance, in units of log 2. */
 static __device__ __forceinline__ float slope_of(const fi_call &c, int head, int row, int query)
 {
     return c.operands.slopes[head * c.ratio + row - query * c.ratio] * SOFTMAX_LOG2E;
 }
 
-/* The end of the keys that all rows of a tile see that row `first` of it, a query, and window and
- * chunk, leave them: in a batch of items, those of the prefix. */
+/* The end of the keys that all rows of a tile see, before window and chunk: the causal limit of the
+ * tile's first row, whose query is `first`; in a batch of items at most the end of the prefix. */
 static __device__ __forceinline__ int end_of_all(const fi_call &c, const index_sequence &q, int seq,
                                                  int first)
 {
@@ -96,7 +95,7 @@ static __device__ __forceinline__ int end_of_all(const fi_call &c, const index_s
     return min(q.prefix_len + first + 1, c.batch.item_prefix_lens[seq]);
 }
 
-/* Rows that a tile of `most` has. */
+/* Rows of a tile of at most `most`. */
 static __device__ __forceinline__ int item_rows(const fi_call &c, const index_sequence &q,
                                                 const fi_tile &tile, int most)
 {
@@ -113,7 +112,7 @@ static __device__ __forceinline__ void find_row(const fi_call &c, const index_se
     *head = kv_head * c.ratio + n % c.ratio;
 }
 
-/* row / ratio, where sequences have few rows: a division is 30 instructions. */
+/* row / ratio for short sequences, without a division of 30 instructions. */
 static __device__ __forceinline__ int short_query(const fi_call &c, int row)
 {
     return c.ratio_inverse ? (int)__umulhi((u32)row, c.ratio_inverse) : row;
@@ -135,7 +134,7 @@ static __device__ __forceinline__ u32 load_pair(const char *from, bool aligned)
 
 /* ---- Results ------------------------------------------------------------------------------- */
 
-/* Of the item that the block began with, or of the one that it does not end. */
+/* Parts of the block's first item, or of the item that it does not end. */
 static __device__ __forceinline__ parts find_splits(const fi_call &c, const cursor &at,
                                                     const fi_start &start, bool is_first)
 {
@@ -148,7 +147,7 @@ static __device__ __forceinline__ parts find_shared(const fi_call &c, walk_block
     return walk_shared(&c, block, &start, is_first);
 }
 
-/* For outputs of f32, and rows that do not begin at multiples of two elements. */
+/* For outputs of f32, and for unaligned rows. */
 static __device__ __noinline__ void store_one(int dtype, char *row, int d, float x)
 {
     element_store(dtype, row, d, x);
@@ -180,27 +179,27 @@ static __device__ __forceinline__ void store_lse(const fi_call &c, i64 row, int 
         *(float *)((char *)o.lse + row * o.lse_row + head * o.lse_head) = lse;
 }
 
-/* A row's denominator, relative to `top`, with the sink of its head. */
+/* The logit of a head's sink, in units of log 2; SOFTMAX_EMPTY without sinks. */
 static __device__ __forceinline__ float sink_of(const fi_call &c, int head)
 {
     return c.operands.sinks ? c.operands.sinks[head] * SOFTMAX_LOG2E : SOFTMAX_EMPTY;
 }
 
-/* Where runs of a level left a row's sums. */
+/* The slot of a row's sums from the runs of a level. */
 static __device__ __forceinline__ i64 prior_slot(const fi_call &c, int level, i64 row, int head)
 {
     return ((i64)level * c.prior_rows + row) * (c.kv_heads * c.ratio) + head;
 }
 
-/* A grid's blocks, in one line, and of each `threads` threads, from `first` on. */
+/* All blocks of the grid, each with `threads` threads from `first` on. */
 static __device__ __forceinline__ grid_team grid_part(int first, int threads)
 {
     return grid_team{(int)threadIdx.x - first, threads, (int)(blockIdx.y * gridDim.x + blockIdx.x),
                      (int)(gridDim.x * gridDim.y)};
 }
 
-/* A block's part of the new keys and values into their slots: in attend by those who copy, when
- * they are done; in prefill by those who multiply, before there is anything to multiply. */
+/* Copies this block's part of the new keys and values to their slots: in attend the copying warps,
+ * after their last key; in prefill the math warps, before their first. */
 static __device__ __forceinline__ void save_new_rows(const fi_call &c, int dim, int v_dim,
                                                      const grid_team &team)
 {
@@ -211,7 +210,7 @@ static __device__ __forceinline__ void save_new_rows(const fi_call &c, int dim, 
                    rows ? rows[seqs] : seqs);
 }
 
-/* Rows of no sequence, whose output has to be finite: this block's part of them. */
+/* Clears this block's part of the rows of no sequence: their output must be finite. */
 static __device__ void clear_padding(const fi_call &c, int v_dim, const grid_team &team)
 {
     const int *rows = c.batch.q_indptr;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * mma.cuh: instructions of sm_80 and later: asynchronous copies into shared memory, matrices out of
- * it, and 16 x 8 x 16 products with fp32 sums. What is Hopper's is in common/cuda/ptx.cuh.
+ * it, and 16 x 8 x 16 products with fp32 sums. Instructions of Hopper are in common/cuda/ptx.cuh.
  *
- * Of a product's 16 x 8 sums a lane has rows lane / 4 and that + 8, columns lane % 4 * 2 and the
- * next.
+ * A lane has the elements of rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next, of
+ * a product's 16 x 8 sums.
  */
 #ifndef FI_MMA_CUH
 #define FI_MMA_CUH
@@ -12,7 +12,7 @@
 #include "plugins/common/cuda/elements.cuh"
 #include "plugins/common/cuda/ptx.cuh"
 
-/* 16 bytes from device memory. */
+/* Copies 16 bytes from device memory. */
 static __device__ __forceinline__ void copy16(u32 to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from)
@@ -29,13 +29,13 @@ template <int pending> static __device__ __forceinline__ void copy_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-/* Has the phase wait for this thread's copies so far. */
+/* Arrives at the barrier once this thread's copies so far have completed. */
 static __device__ __forceinline__ void barrier_expect_copies(u32 barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/* A box of a tensor of four dimensions into the L2 alone. */
+/* Prefetches a box of a tensor of four dimensions into L2. */
 static __device__ __forceinline__ void prefetch_box(const void *map, int c0, int c1, int c2, int c3)
 {
 #if HAS_HOPPER
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void prefetch_box(const void *map, int c0, int
 #endif
 }
 
-/* Has a line of device memory brought to the L1, and waits for nothing. */
+/* Prefetches a line of device memory into L1. */
 static __device__ __forceinline__ void touch(const void *line)
 {
     asm volatile("{.reg .b32 ignored; ld.global.b32 ignored, [%0];}" ::"l"((u64)line & ~3ull));
@@ -69,7 +69,7 @@ static __device__ __forceinline__ void load_matrices_transposed(u32 (&r)[4], u32
                  : "memory");
 }
 
-/* Two codes of e4m3, in the high halves of 16 bits each. */
+/* Widens two e4m3 values, each in the upper byte of 16 bits. */
 static __device__ __forceinline__ u32 widen_two(u32 pair)
 {
     u32 x = (pair & 0x80008000u) | (pair & 0x7f007f00u) >> 1;
@@ -93,7 +93,7 @@ static __device__ __forceinline__ void widen_codes(u32 codes, u32 &low, u32 &hig
         : "=r"(low), "=r"(high)
         : "r"(codes));
 #else
-    /* Bits of the exponent and after it a place further down: 2^-8 of the value, subnormals too. */
+    /* Exponent and mantissa one place further down: 2^-8 of the value, subnormals included. */
     const u32 nans = __vcmpeq4(codes & 0x7f7f7f7fu, 0x7f7f7f7fu);
     low = widen_two(__byte_perm(codes, 0, 0x1404)) | (__byte_perm(nans, 0, 0x1404) & 0x7e007e00u);
     high = widen_two(__byte_perm(codes, 0, 0x3424)) | (__byte_perm(nans, 0, 0x3424) & 0x7e007e00u);

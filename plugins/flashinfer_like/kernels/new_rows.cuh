@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * new_rows.cuh: a new key or value as codes, and its slot: for few rows, for many, and beside
- * attention.
+ * new_rows.cuh: a new key or value as fp8, and its slot; for kernels of few rows, of many rows, and
+ * fi_save.
  */
 #ifndef FI_NEW_ROWS_CUH
 #define FI_NEW_ROWS_CUH
@@ -9,7 +9,7 @@
 #include "plugins/common/cuda/save_kv.cuh"
 #include "plugins/flashinfer_like/kernels/item.cuh"
 
-/* Where a slot lies in the caches. */
+/* The addresses of a slot in the caches. */
 static __device__ __forceinline__ void find_slot(const fi_call &c, i64 slot, int head, char **k,
                                                  char **v)
 {
@@ -20,8 +20,8 @@ static __device__ __forceinline__ void find_slot(const fi_call &c, i64 slot, int
     *v = (char *)o.v_cache + page * o.v_page + at * o.v_token + head * o.v_cache_head;
 }
 
-/* save_kv_quantise() of two elements, by the instruction that there is for it: which rounds and
- * saturates alike, but drops the sign of NaN. */
+/* save_kv_quantise() of two elements by one instruction, which rounds and saturates alike but drops
+ * the sign of NaN. */
 static __device__ __forceinline__ u16 quantise_pair(int kind, bool is_f16, u32 pair, float scale)
 {
     float2 x = is_f16 ? unpack_half(pair)
@@ -39,7 +39,7 @@ static __device__ __forceinline__ u16 quantise_pair(int kind, bool is_f16, u32 p
 #endif
 }
 
-/* The same of eight. */
+/* The same for eight elements. */
 static __device__ __forceinline__ uint2 quantise_piece(int kind, bool is_f16, uint4 x, float scale)
 {
     return make_uint2(quantise_pair(kind, is_f16, x.x, scale) |

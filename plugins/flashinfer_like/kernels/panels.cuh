@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * panels.cuh: how keys and values lie in shared memory, and how rows that no box brings come there:
- * for few rows and for many.
+ * panels.cuh: the layout of keys and values in shared memory, and the copies of rows that TMA does
+ * not bring as boxes, for few rows and for many.
  *
- * A warp has groups of 16 keys of a head, and their values, in panels: 128 bytes of each row, then
- * the next 128. Pieces of 16 bytes are in the order of the copy engine's 128-byte swizzle, so the 8
- * rows of a matrix are in different banks:
+ * A warp copies groups of 16 keys of a head, and their values, as panels: 128 bytes of each row,
+ * then the next 128. Pieces of 16 bytes have the order of TMA's 128-byte swizzle, so the 8 rows of
+ * a matrix are in different banks:
  *
  *           place 0  1  2  3  4  5  6  7
  *   row 0         0  1  2  3  4  5  6  7    piece p of row r in place p ^ r % 8
@@ -13,20 +13,19 @@
  *   row 2         2  3  0  1  6  7  4  5
  *   ...
  *
- * Groups that lie side by side, in a page of the cache or among the new keys, come in boxes of the
- * copy engine, a panel each. Others come row by row, in pieces; rows that do not begin at multiples
- * of 16 bytes element by element.
+ * Groups that are adjacent, in a page of the cache or among the new keys, arrive as TMA boxes, one
+ * for each panel. Others are copied row by row, in pieces; unaligned rows element by element.
  */
 #ifndef FI_PANELS_CUH
 #define FI_PANELS_CUH
 
 #include "plugins/flashinfer_like/kernels/item.cuh"
 
-#define WARPS       4  /* that copy a unit, and that multiply it in attend.cuh */
-#define GROUP_KEYS  16 /* of a unit, that a warp has */
+#define WARPS       4  /* that copy a unit; in attend.cuh also those that multiply it */
+#define GROUP_KEYS  16 /* of a unit, for one warp */
 #define PANEL_BYTES (GROUP_KEYS * 128)
 
-/* Of a unit, what this warp copies, or multiplies: 16 keys. */
+/* This warp's 16 keys of a unit. */
 static __device__ __forceinline__ int warp_part(void)
 {
     return (int)(threadIdx.x / 32) % WARPS;
@@ -34,19 +33,19 @@ static __device__ __forceinline__ int warp_part(void)
 
 /* ---- Where things lie ---------------------------------------------------------------------- */
 
-/* Where piece p, of 16 bytes, of row r lies. */
+/* The offset of piece p (16 bytes) of row r. */
 template <int panel_bytes> static __device__ __forceinline__ int piece_at(int r, int p)
 {
     return (p >> 3) * panel_bytes + r * 128 + ((p ^ r) & 7) * 16;
 }
 
-/* A group's box coordinates: all of its keys lie in one page. */
+/* A group's coordinate in its page: all of its keys are in one page. */
 static __device__ __forceinline__ int box_offset(const fi_call &c, int key)
 {
     return c.page_shift >= 0 ? key & ((1 << c.page_shift) - 1) : key % c.page_size;
 }
 
-/* Do all rows of the group that begins with this key begin at multiples of 16 bytes? */
+/* Are all rows of the group of keys from `first` on aligned to 16 bytes? */
 static __device__ __forceinline__ bool has_aligned(const fi_call &c, const index_sequence &q,
                                                    int first)
 {
@@ -57,20 +56,21 @@ static __device__ __forceinline__ bool has_aligned(const fi_call &c, const index
 
 /* ---- Row by row ---------------------------------------------------------------------------- */
 
-/* Eight rows of which each lane has a piece, and all its pieces 4, 8, ... further on. Of eight lanes, four
- * have neighbouring pieces of a row and four the same of another, whose number differs in bits 0 and 2:
- * then what they write of swizzled rows shares no banks. */
+/* A lane's row of eight: it has pieces n, n + 4 ... of this row. Of eight lanes, four have adjacent
+ * pieces of one row, and four the same pieces of a row whose number differs in bits 0 and 2, so
+ * their writes to swizzled rows have no bank conflicts. */
 static __device__ __forceinline__ int piece_row(void)
 {
     int lane = (int)threadIdx.x & 31;
     return lane / 8 * 2 ^ (lane & 4 ? 5 : 0);
 }
 
-/* Rows of a group, whose places are those of 16 lanes from the first on; but for those that
- * `omitted` has a bit for. `before`: pieces that are left out before a row, none or half a panel. A warp
- * that copies takes some five cycles an instruction: a lane finds two rows, and distances between its
- * pieces are constants. Rows of multiples of `whole_bytes` are copied whole: memory likes no eighths of
- * rows, but prefill's warps have no registers for 16 pointers to rows of 256 bytes. */
+/* Copies a group's rows; lanes from `first` on hold their addresses. Rows with a bit in `omitted`
+ * are skipped. `before`: pieces to leave free before a row, none or half a panel. A copying warp
+ * takes about five cycles per instruction: so a lane reads two addresses, and the distances between
+ * its pieces are constants. Rows of multiples of `whole_bytes` are copied by adjacent lanes, since
+ * memory is slower with eighths of rows; prefill's warps lack registers for 16 addresses of
+ * 256-byte rows. */
 template <int row_bytes, int panel_bytes, int whole_bytes = 512>
 static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u32 omitted = 0,
                                                  int before = 0)
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void copy_rows(u64 mine, int first, u32 to, u3
     }
 }
 
-/* The same where rows do not begin at multiples of 16 bytes. */
+/* The same for unaligned rows. */
 template <int dim, int panel_bytes>
 static __device__ __forceinline__ void copy_rows_slow(u64 mine, int first, char *to, int before = 0)
 {

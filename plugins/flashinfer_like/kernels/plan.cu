@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.cu: the kernels beside attention.
+ * plan.cu: the kernels other than attention.
  *
- *   fi_plan_batch  one block: what shared prefixes are worth -> sequences -> tiles
+ *   fi_plan_batch  one block: use of shared prefixes -> tiles of sequences
  *                  -> units before each tile -> starts of columns; thread t has neighbouring
  *                  sequences, and neighbouring tiles
- *   fi_save        new keys and values into the cache, where attention does not do it on the way
+ *   fi_save        new keys and values into the cache, if the attention kernel does not save them
  */
 #include "plugins/flashinfer_like/kernels/new_rows.cuh"
 #include "plugins/flashinfer_like/kernels/plan.cuh"
@@ -34,7 +34,7 @@ static __device__ i64 sum_before(i64 x, i64 *room, i64 *all)
     return before + sum - x;
 }
 
-/* The part of `count` things that this thread has. */
+/* This thread's part of `count` elements. */
 static __device__ void share(int count, int *first, int *end)
 {
     int width = (count + FI_PLAN_THREADS - 1) / FI_PLAN_THREADS;
@@ -42,7 +42,7 @@ static __device__ void share(int count, int *first, int *end)
     *end = min(count, *first + width);
 }
 
-/* Levels of shared prefixes that are worth it. */
+/* Levels of shared prefixes to use. */
 static __device__ int plan_levels(const fi_plan_call &p, i64 *room)
 {
     i64 saved = 0, all;
@@ -94,7 +94,8 @@ static __device__ i64 plan_tiles(const fi_plan_call &p, int levels, int tiles, i
     return all;
 }
 
-/* fi_plan_fill(): a warp counts for each number of units, the last one finds the longest item. */
+/* fi_plan_fill() in parallel: a warp counts columns for each number of units; the last warp finds
+ * the longest item. */
 static __device__ void plan_fill_up(const fi_plan_call &p, fi_plan *plan, i64 *room)
 {
     __shared__ int counts[FI_MOST_EVEN + 1];
@@ -149,7 +150,8 @@ extern "C" __global__ void __launch_bounds__(FI_PLAN_THREADS)
 
 /* ---- New keys and values ------------------------------------------------------------------- */
 
-/* Pieces of a head as codes: eight each. A token at a time, as rounding takes longer than waiting. */
+/* Stores pieces of a head as eight fp8 values, one token at a time, as rounding takes longer than
+ * loading. */
 struct save_codes {
     static constexpr int bytes = SAVE_PIECE / 2, tokens = 1;
     const fi_call &c;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.cuh: the planner, piece by piece, C and CUDA alike. plan.cu runs the pieces side by side on
- * the device, fi_plan_all() one after the other; the results are the same bits.
+ * plan.cuh: the steps of the planner, C and CUDA alike. plan.cu runs them in parallel on the
+ * device, fi_plan_all() one after the other, with the same result.
  *
  *   sequences   A            B   C          plan_count_tiles(): how many tiles each has
  *   tiles       0    1    2  3   4    5     plan_make_tile(), plan_deal(): which, in which order
  *   units       |||| |||| || |   |||| ||    plan_tile_units(): of keys, for each item
- *   columns     0     1          2          plan_make_start(): where each begins, and who else
- *                                           has parts of an item that is cut
+ *   columns     0     1          2          plan_make_start(): where each starts, and the columns
+ *                                           that share its items
  *
- * With splits (plan.h) a column has those that begin among its units: plan_make_split_start().
+ * With splits (plan.h), a column has the splits that start among its units:
+ * plan_make_split_start().
  */
 #ifndef FI_PLAN_CUH
 #define FI_PLAN_CUH
@@ -18,25 +19,25 @@
 #include "plugins/flashinfer_like/kernels/prefixes.cuh"
 
 enum {
-    FI_MERGE = 96, /* merging a part of a run's item takes as long as so many 64ths of a unit */
-    FI_MERGE_ROWS = 28, /* the same of FI_ROWS rows of any other item, by one block */
-    FI_MERGED = 16,     /* parts of FI_ROWS rows that are merged in about the time of one */
-    /* An end of an item of FI_ROWS rows takes as long as so many units of one dimension; a column
-     * has so many more, at most FI_MOST_EVEN, to have a part of one item alone. */
+    FI_MERGE = 96,      /* time to merge a part of a run's item, in 64ths of a unit */
+    FI_MERGE_ROWS = 28, /* the same for FI_ROWS rows of other items, by one block */
+    FI_MERGED = 16,     /* so many parts of FI_ROWS rows are merged in about the time of one */
+    /* The end of an item of FI_ROWS rows takes as long as FI_END / (dim + v_dim) units. A column
+     * may have so many more, at most FI_MOST_EVEN, if it then has parts of one item only. */
     FI_END = 1024,
-    FI_EVEN_MANY = 2, /* of more rows */
+    FI_EVEN_MANY = 2, /* the same for more rows */
     FI_MOST_EVEN = 8
 };
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* A decode has few rows whatever the ratio of heads, as it has in a batch of DECODE. */
+/* A single query counts as few rows whatever the ratio of heads, as in a batch of DECODE. */
 PORTABLE int plan_has_few(int q_len, int ratio)
 {
     return q_len == 1 || q_len * ratio <= FI_SHORT_ROWS;
 }
 
-/* `levels`: of shared prefixes, those that are worth it. */
+/* `levels`: the levels of shared prefixes in use. */
 PORTABLE int plan_count_tiles(const fi_plan_call *p, int levels, int s)
 {
     index_sequence q;
@@ -56,8 +57,8 @@ PORTABLE mask_rule plan_rule(const fi_plan_call *p)
     return rule;
 }
 
-/* Of queries [t0, t1], all of them in items: whole units between the prefix and the first of their
- * items are passed over. */
+/* If all queries [t0, t1] belong to items, skips the whole units between the prefix and the first
+ * of these items. */
 PORTABLE void plan_skip_items(const fi_plan_call *p, const index_sequence *q, int t0, int t1,
                               fi_tile *tile)
 {
@@ -73,11 +74,11 @@ PORTABLE void plan_skip_items(const fi_plan_call *p, const index_sequence *q, in
         return;
     tile->gap = gap;
     tile->skip = (end - gap) * p->unit;
-    if (tile->hi - tile->lo <= tile->skip) /* they see nothing */
+    if (tile->hi - tile->lo <= tile->skip) /* no row sees a key */
         tile->lo = tile->hi = tile->gap = tile->skip = 0;
 }
 
-/* Tile i of the batch, once first_tile is whole. */
+/* Tile i of the batch, once first_tile is complete. */
 PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
 {
     const mask_rule rule = plan_rule(p);
@@ -101,18 +102,18 @@ PORTABLE fi_tile plan_make_tile(const fi_plan_call *p, int levels, int i)
     return tile;
 }
 
-/* Which of the batch's tiles has place n of the plan's. Columns do parts of the plan's list one
- * after the other, so in the batch's order each would be at keys of its own. Dealt to h hands, one
- * hand's tiles after the other's, a hand has tiles h apart: then tiles of one sequence are worked
- * on side by side, from their first key on, and what one reads the others find in the L2. Every
- * other round is dealt backwards, since in a causal sequence a tile has more keys than the one
- * before it. */
+/* The batch's tile at place n of the plan's list. Columns process consecutive parts of this list,
+ * so in the batch's order concurrent blocks would read different keys. So the tiles are dealt to h
+ * hands, and the list has one hand after the other. The tiles of a hand are h apart: tiles of one
+ * sequence run concurrently, from their first key on, and all but the first find the keys in L2.
+ * Every other round is dealt backwards, since a causal tile has more keys than the tile before
+ * it. */
 PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
 {
     if (p->hands <= 1)
         return n;
-    /* The last round, of `rest` tiles, goes to the first hands or, dealt backwards, to the last: of
-     * hands in two groups, those of the first have `first_rounds`. */
+    /* The last round has only `rest` tiles. They go to the first hands or, dealt backwards, to the
+     * last ones. So hands form two groups; those of the first have `first_rounds`. */
     int rounds = tiles / p->hands, rest = tiles % p->hands, back = rounds % 2;
     int group = back ? p->hands - rest : rest;
     int first_rounds = back ? rounds : rounds + 1, other_rounds = back ? rounds + 1 : rounds;
@@ -124,8 +125,8 @@ PORTABLE int plan_deal(const fi_plan_call *p, int tiles, int n)
 
 /* ---- Columns ------------------------------------------------------------------------------- */
 
-/* The first unit of column c. The last column of an item has no more units than the others: it may
- * have new keys, and keys that not all rows see. */
+/* The first unit of column c. The last column of an item has no more units than the others, because
+ * it may have new keys, and keys that not all rows see. */
 PORTABLE i64 plan_first_unit(i64 units, int columns, int c)
 {
     return (units * c + columns - 1) / columns;
@@ -137,9 +138,8 @@ PORTABLE int plan_column_of(i64 units, int columns, i64 u)
     return (int)(u * columns / units);
 }
 
-/* Of n columns that share an item, merging n parts takes `merge` 64ths of a unit's time each:
- * units / n + n * merge / 64 is least where n^2 = units * 64 / merge. `least`: columns, at least.
- */
+/* With n columns per item, each part takes `merge` 64ths of a unit to merge: units / n + n * merge
+ * / 64 is least at n^2 = units * 64 / merge. `least`: lower bound of the result. */
 PORTABLE i64 plan_best_columns(const fi_plan_call *p, i64 units, i64 items, i64 least, int merge)
 {
     i64 high = p->columns;
@@ -153,7 +153,8 @@ PORTABLE i64 plan_best_columns(const fi_plan_call *p, i64 units, i64 items, i64 
     return int_min((int)least, p->columns);
 }
 
-/* Columns where items are fewer, at most. Up to p->merged parts are merged in the time of one. */
+/* The most columns that pay off with fewer items than columns. Up to p->merged parts are merged in
+ * the time of one. */
 PORTABLE i64 plan_most_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 least = int_max(1, (int)(items < p->columns ? items * p->merged : p->columns));
@@ -163,9 +164,9 @@ PORTABLE i64 plan_most_columns(const fi_plan_call *p, i64 units, i64 items)
     return best;
 }
 
-/* The number of columns: as few as leave no column with more units than plan_most_columns() does. In
- * a run of shared keys one block merges all parts of an item: there, blocks that end at different
- * times merge while others multiply. */
+/* Columns to use: as few as give no column more units than plan_most_columns() does. In a run of
+ * shared keys one block merges all parts of an item, so there blocks should end at different times:
+ * one merges while others multiply. */
 PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
 {
     i64 most = plan_most_columns(p, units, items);
@@ -175,8 +176,8 @@ PORTABLE int plan_shared_columns(const fi_plan_call *p, i64 units, i64 items)
     return (int)((units + each - 1) / each);
 }
 
-/* Units of a lane, and how many columns share them. Of fewer items than columns each is shared, and
- * its begin is no one column's. */
+/* The units of a lane and the columns that share them. With fewer items than columns each item is
+ * shared, and its start costs no single column. */
 PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
 {
     i64 items = (i64)tiles * p->rounds;
@@ -191,14 +192,13 @@ PORTABLE fi_plan plan_make(const fi_plan_call *p, int tiles, i64 head_units)
 
 /* ---- Columns of one item --------------------------------------------------------------------
  *
- * Where items are fewer than columns, an item's units may be filled up to whole columns with some
- * that are idle, after its own:
+ * With fewer items than columns, idle units may follow an item's own to fill whole columns:
  *
  *   items     |0 0 0 0 0|1 1 1|2 2 2 2 2 2 2 2|      16 units in columns of 3: two have parts of two
- *   filled    |0 0 0|0 0 .|1 1 1|2 2 2|2 2 2|2 2 .|  items, whose ends they have one after the other
+ *   filled    |0 0 0|0 0 .|1 1 1|2 2 2|2 2 2|2 2 .|  items, and so two item ends in sequence
  *
- * An end takes as long as p->even units or more, so columns may have so many more for it; and where
- * the longest item has no more, none is cut at all. */
+ * An item's end takes as long as p->even units or more, so filling may give columns so many more
+ * units. If the longest item has no more than that, no item is cut. */
 
 /* Columns of `each` units for the items of tiles first, first + step ... */
 PORTABLE i64 plan_count_filled(const fi_plan_call *p, int tiles, i64 each, int first, int step)
@@ -222,7 +222,7 @@ PORTABLE i64 plan_find_longest(const fi_plan_call *p, int tiles, int first, int 
     return longest;
 }
 
-/* Units of a column as planned so far; 0: items are not to be filled up. */
+/* Units of a column before filling; 0 = do not fill. */
 PORTABLE i64 plan_begin_filling(const fi_plan_call *p, const fi_plan *plan)
 {
     i64 items = (i64)plan->tiles * p->rounds;
@@ -232,8 +232,7 @@ PORTABLE i64 plan_begin_filling(const fi_plan_call *p, const fi_plan *plan)
     return (plan->units + most - 1) / most;
 }
 
-/* Units of a column that items are filled up to; 0: they are not. counts[n]: columns that this
- * takes with n units more than `each`. */
+/* Units of a column for filling; 0 = do not fill. counts[n]: columns needed with each + n units. */
 PORTABLE i64 plan_choose_filling(const fi_plan_call *p, const fi_plan *plan, i64 each, i64 longest,
                                  const int *counts)
 {
@@ -261,8 +260,8 @@ PORTABLE void plan_end_filling(const fi_plan_call *p, fi_plan *plan, i64 each, i
 
 /* ---- Starts --------------------------------------------------------------------------------- */
 
-/* Where a unit is: its item, by tile and round, and which of the item's own units; below 0: it is
- * of those before them. */
+/* The place of a unit: its item (tile and round) and its number among the item's own units. A
+ * negative number: an idle unit before them. */
 typedef struct plan_place {
     int tile;
     int round;
@@ -296,15 +295,15 @@ PORTABLE plan_place plan_find_unit(const fi_plan_call *p, const fi_plan *plan, i
     return place;
 }
 
-/* Units of items before the one at this place, and of its own those before it. */
+/* Own units of all earlier items, and of this item before this place. */
 PORTABLE i64 plan_own_units(const fi_plan_call *p, plan_place at)
 {
     return *PORTABLE_AT(p->before + at.tile) * p->rounds + (i64)at.round * at.units +
            int_max(at.unit, 0);
 }
 
-/* The first split that begins with unit u or after it; tile plan->tiles: there is none. An item's
- * first one begins with the units that stand for the item's begin. */
+/* The first split that starts at unit u or later; tile == plan->tiles if there is none. An item's
+ * first split starts with the item's idle units. */
 PORTABLE plan_place plan_find_split(const fi_plan_call *p, const fi_plan *plan, i64 u)
 {
     plan_place place = {plan->tiles, 0, 0, 0};
@@ -327,7 +326,7 @@ PORTABLE plan_place plan_find_split(const fi_plan_call *p, const fi_plan *plan, 
     return place;
 }
 
-/* The start of column c, which has the splits that begin within its units. */
+/* The start of column c, which has the splits that start among its units. */
 PORTABLE fi_start plan_make_split_start(const fi_plan_call *p, const fi_plan *plan, int c)
 {
     fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -352,8 +351,8 @@ PORTABLE fi_start plan_make_split_start(const fi_plan_call *p, const fi_plan *pl
     return start;
 }
 
-/* The start of column c, once tiles and `before` are whole. A column may have no unit of its own:
- * only those that stand for the begin of an item. */
+/* The start of column c, once tiles and `before` are complete. A column may have idle units
+ * only. */
 PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, int c)
 {
     fi_start start = {{0, 0, 0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -365,7 +364,7 @@ PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, in
     i64 last = plan_first_unit(plan->units, plan->columns, c + 1) - 1;
     plan_place from = plan_find_unit(p, plan, first), to = plan_find_unit(p, plan, last);
     i64 to_begin = last - to.unit;
-    to.unit = int_min(to.unit, to.units - 1); /* not those that it was filled up with */
+    to.unit = int_min(to.unit, to.units - 1); /* without the idle units at the end */
     int count = (int)(plan_own_units(p, to) + (to.unit >= 0) - plan_own_units(p, from));
     if (count == 0)
         return start;
@@ -374,13 +373,13 @@ PORTABLE fi_start plan_make_start(const fi_plan_call *p, const fi_plan *plan, in
     start.round = from.round;
     start.unit = int_max(from.unit, 0);
     start.count = count;
-    i64 begin = first - from.unit; /* the item's first unit of its own */
+    i64 begin = first - from.unit; /* the item's first own unit */
     start.first_column = plan_column_of(plan->units, plan->columns, begin);
     start.in_the_middle =
         plan_first_unit(plan->units, plan->columns, start.first_column) < begin - plan->begin;
     start.first_parts =
         plan_column_of(plan->units, plan->columns, begin + from.units - 1) - start.first_column + 1;
-    /* Before an item's own units the one before it has ended. */
+    /* If the column ends among an item's idle units, its last item ended before them. */
     start.last_parts = 1;
     if (to.unit >= 0)
         start.last_parts =
@@ -411,7 +410,7 @@ static inline void fi_plan_fill(const fi_plan_call *p, fi_plan *plan)
     plan_end_filling(p, plan, each, units);
 }
 
-/* Plan a batch whose arrays can be read here, or looked up. */
+/* Plans a batch whose arrays the CPU can read. */
 static inline void fi_plan_all(const fi_plan_call *p)
 {
     int seqs = index_num_seqs(&p->batch), tiles = 0;

@@ -1,62 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.h: what the host and the kernels agree on: a batch as tiles, and a layer's call. Plain C,
- * the same for both.
+ * plan.h: the structs that the host and the kernels share: a plan (a batch as tiles) and the
+ * parameters of a launch. Plain C, the same for both.
  *
  *   tile    `rows` rows of a KV head: row r of a sequence is query r / ratio of query head
  *           r % ratio of the head's group, so that grouped heads share each key that is read
- *   unit    64 or 128 keys of a tile, by the kernel: what work is counted in. A tile without keys
- *           has one
+ *   unit    64 or 128 keys of a tile, depending on the kernel; work is counted in units. A tile
+ *           without keys has one unit
  *   item    a tile of one KV head
- *   lane    blocks that have the same heads: those that have the items of that number, that + lanes
- *           ...; where there are no more of them than blocks, one
- *   column  blocks of all lanes that have the same part of the batch
+ *   lane    blocks with the same heads: lane l has the heads l, l + lanes, l + 2 * lanes ... of each
+ *           tile; one head, if there are no more heads than blocks
+ *   column  the blocks of all lanes that have the same part of the batch
  *
- * The units of a lane are numbered: by tile, then item, then key. Column c of `columns` does those
- * from units * c / columns to units * (c + 1) / columns, both rounded up, so that no two blocks
- * differ by more than one, whatever the lengths. In a batch of many short items their begins and ends count as well:
- * each has `begin` units more, before its own, without work. All heads of the same keys
- * are read at the same time: where they lie side by side in memory, that is worth a tenth of its
- * bandwidth. An item that several columns share is merged by the last of their blocks to end.
+ * The units of a lane are numbered by tile, then item, then key. Column c of `columns` processes
+ * units * c / columns to units * (c + 1) / columns, both rounded up, so any two blocks differ by at
+ * most one unit. In a batch of many short items the start and end of an item count too: each item
+ * has `begin` idle units before its own. All heads of the same keys are read at the same time: if
+ * they are adjacent in memory, this gains a tenth of the bandwidth. The last block to finish merges
+ * an item that several columns share.
  *
- * Where a row's bits must not depend on the rest of its batch, no column cuts an item but between
- * splits: as many units each, counted from the item's first. What comes of a split is the same
- * whoever does it, and splits are merged one after the other. The column with an item's first split
- * does that as it goes, in slot 0 of its memory; what others do of the item is left there, split k
- * in slot k. Items of many rows are one split.
+ * If a row's bits must not depend on the rest of its batch, columns cut items only between splits.
+ * All splits have the same number of units, counted from the item's first unit. A split's result
+ * does not depend on the block that computes it, and splits are merged in order. The column with an
+ * item's first split merges its own splits in slot 0 of its scratch memory; other columns write
+ * split k to slot k there. Items of many rows have one split.
  *
- * In DECODE sequences may share their first keys: runs of them, in levels (attn_shared_prefix). The
- * runs of a level are planned like a batch of sequences, each of which has a query for every
- * sequence of the run, and no other keys than those that the level adds; what comes of them is left
- * in device memory, a row for each level, query and head. The sequences themselves are planned
- * without these keys, and take their rows up at an item's end.
+ * In DECODE, sequences may share their first keys: runs of sequences, in levels
+ * (attn_shared_prefix). The runs of a level are planned like a batch of sequences. Each has one
+ * query per sequence of the run, and only the keys that the level adds. Its partial results are
+ * stored in device memory, one row for each level, query and head. The sequences themselves are
+ * planned without these keys, and add these rows at the end of an item.
  */
 #ifndef FI_PLAN_H
 #define FI_PLAN_H
 
 #include "plugins/common/cuda/call.h"
 
-/* FI_GROUP: keys that lie side by side in a page, where pages are multiples of it. */
+/* FI_GROUP: keys that are adjacent if page sizes are multiples of it. */
 enum {
     FI_ROWS = 16,
     FI_PREFILL_ROWS = 128,
-    FI_HALF_ROWS = 64,  /* of half a tile */
-    FI_STORE_ROWS = 64, /* of a prefill tile, that leave together */
+    FI_HALF_ROWS = 64,  /* of a half tile */
+    FI_STORE_ROWS = 64, /* of a prefill tile, stored by one copy */
     FI_HANDS = 16,      /* of a prefill plan */
     FI_KEYS = 64,       /* of a unit of few rows */
     FI_GROUP = 16,
     FI_SHORT_ROWS = 32,  /* of a sequence and KV head, at most, for tiles of FI_ROWS */
-    FI_SEVERAL = 8,      /* parts of an item from which on several blocks merge them */
-    FI_SEVERAL_MANY = 4, /* the same of more than FI_ROWS rows */
-    FI_LEVELS = 4,       /* of shared prefixes; those of more levels are read by each sequence */
+    FI_SEVERAL = 8,      /* with at least so many parts of an item, several blocks merge them */
+    FI_SEVERAL_MANY = 4, /* the same for more than FI_ROWS rows */
+    FI_LEVELS = 4,       /* of shared prefixes; keys of deeper levels are read by each sequence */
     FI_PLAN_THREADS = 1024,
     FI_SAVE_THREADS = 256
 };
 
-/* The keys [lo, hi) that any row of a tile sees; its rows begin with row0. Keys before lo that its
- * sequence shares are those of `levels`: bit l = level l. Of several items, `skip` keys, whole
- * units, between the prefix and the rows' own items are idle: its units from the `gap`th on are
- * of keys so much further on. */
+/* The keys [lo, hi) are those that at least one row of the tile sees; its rows start at row0.
+ * `levels`: levels that have the shared keys before lo, as bits. With several items per sequence,
+ * `skip` keys (whole units) between the prefix and the rows' own items are left out: units from
+ * `gap` on begin `skip` keys later. */
 typedef struct fi_tile {
     int seq;
     int row0;
@@ -77,12 +77,12 @@ typedef struct fi_runs {
 typedef struct fi_prefixes {
     fi_runs level[FI_LEVELS];
     int levels;
-    int least;       /* keys that a level has to add for a run, to be worth its place */
-    long long worth; /* keys that all runs together have to save, to be worth their launches */
+    int least;       /* keys that a level must add to a run to be used */
+    long long worth; /* keys that all runs together must save to be used */
 } fi_prefixes;
 
-/* Where a column begins, how many units it does, and which of its items others have parts of: the
- * first, of which column `first_column` has part 0, and the last. */
+/* Where a column starts, its number of units, and the items that it shares with other columns: its
+ * first one, whose part 0 belongs to column `first_column`, and its last one. */
 typedef struct fi_start {
     fi_tile first; /* tiles[tile] */
     int tile;
@@ -90,64 +90,67 @@ typedef struct fi_start {
     int unit;  /* of the item */
     int count;
     int first_column;
-    int in_the_middle; /* the first item begins within that column, not with it */
-    int first_parts;   /* columns that have units of the first item; of splits, how many of it the
-                          first column has */
-    int last_parts;    /* of the last item, if it is another */
+    int in_the_middle; /* the first item starts inside that column, not at its start */
+    int first_parts;   /* columns with units of the first item; with splits: the number of its
+                        * splits that the first column has */
+    int last_parts;    /* of the last item, if it is not the first one */
 } fi_start;
 
-/* What was planned, in device memory; its lists follow in memory of their own. */
+/* The plan, in device memory; its lists have memory of their own. */
 typedef struct fi_plan {
-    long long units; /* of a lane, `begin` more for each item */
+    long long units; /* of a lane, including `begin` for each item */
     int tiles;
-    int columns; /* that share them: at most those of the grid, at most the units */
-    int begin;   /* of fi_plan_call, where there are items enough to be shared out by it */
+    int columns; /* that share the units: at most the grid's, at most one per unit */
+    int begin;   /* fi_plan_call.begin, or 0 with fewer items than columns */
 } fi_plan;
 
-/* Whose tiles a plan has. */
+/* The sequences that a plan includes. */
 enum {
     FI_ALL = 0,
     FI_FEW = 1,  /* sequences of few rows: plan_has_few() */
     FI_MANY = 2, /* the others */
 };
 
-/* Once a batch and layer group. */
+/* One per batch and layer group. */
 typedef struct fi_plan_call {
     call_batch batch;
     fi_plan *plan;
-    int *first_tile;   /* [max_seqs + 1] tiles of the sequences before */
-    long long *before; /* [most_tiles + 1] units of a head in the tiles before */
-    fi_tile *tiles;    /* [most_tiles], in the batch's order or dealt */
+    int *first_tile;   /* [max_seqs + 1] tiles of earlier sequences */
+    long long *before; /* [most_tiles + 1] units of a head in earlier tiles */
+    fi_tile *tiles;    /* [most_tiles], in the batch's order or dealt: plan_deal() */
     fi_start *starts;  /* [columns] */
     int window_left;   /* -1 = no limit */
     int chunk;         /* 0 = off */
     int custom;        /* a custom mask, or positions */
     int rows;          /* of a tile */
-    int align;         /* tiles begin with keys that are multiples of this: fi_call.box_keys */
+    int align;         /* tiles start at keys that are multiples of this: fi_call.box_keys */
     int ratio;         /* query heads of a KV head */
     int unit;          /* keys */
-    int begin;         /* units that an item counts for besides its own */
-    int split;         /* units; 0 = items are cut anywhere */
+    int begin;         /* units that an item counts in addition to its own */
+    int split;         /* units of a split; 0 = items are cut anywhere */
     int whose;         /* FI_ALL, FI_FEW, FI_MANY */
-    int rounds;        /* items that a lane has of a tile */
+    int rounds;        /* items of a lane in a tile */
     int columns;       /* of the attention kernel's grid */
-    int merge;         /* what merging a part of an item takes a block, in 64ths of a unit's time */
-    int merge_several; /* the same where several blocks do */
-    int several;       /* parts of an item from which on several do */
-    int merged;        /* parts of an item that take no longer than one to merge */
-    int even;          /* units more that a column may have to have a part of one item alone */
-    int hands; /* that the tiles are dealt to: plan_deal(). 1 = they lie in the batch's order */
-    int skips; /* the kernel passes over keys of other items: fi_tile.skip */
-    int level; /* of `prefixes`, whose runs are the batch's sequences; -1 = they are its own */
+    int merge;         /* time for one block to merge a part of an item, in 64ths of a unit's
+                        * time */
+    int merge_several; /* the same if several blocks merge */
+    int several;       /* with at least so many parts, several blocks merge */
+    int merged;        /* so many parts are merged in the time of one */
+    int even;          /* additional units that a column may have so that it has parts of one item
+                        * only */
+    int hands;         /* the tiles are dealt to: plan_deal(). 1 = they are in the batch's order */
+    int skips;         /* the kernel skips keys of other items: fi_tile.skip */
+    int level; /* of `prefixes`, whose runs this plan has as its sequences; -1 = the batch's own
+                * sequences */
     fi_prefixes prefixes;
 } fi_plan_call;
 
-/* A descriptor of the copy engine's, as the driver makes it. */
+/* A tensor map (TMA descriptor) of the driver. */
 typedef struct fi_tensor_map {
     unsigned char bytes[128];
 } __attribute__((aligned(64))) fi_tensor_map;
 
-/* Once a layer. */
+/* One per layer. */
 typedef struct fi_call {
     fi_tensor_map k_map, v_map; /* of the caches, if has_maps: boxes of box_keys keys of a head */
     fi_tensor_map k_new_map, v_new_map; /* of k and v, if has_new_maps */
@@ -158,16 +161,15 @@ typedef struct fi_call {
     const fi_tile *tiles;
     const fi_start *starts;
     float *partial;     /* [2 * grid][rows][v_dim] sums of blocks that share an item */
-    float *partial_row; /* [2 * grid][rows][2] largest logit, in units of log 2, and
-                           denominator */
-    float *prior;       /* [FI_LEVELS][prior_rows][query heads][v_dim] what runs left: sums */
+    float *partial_row; /* [2 * grid][rows][2] largest logit, in units of log 2; denominator */
+    float *prior;       /* [FI_LEVELS][prior_rows][query heads][v_dim] sums of the runs */
     float *prior_row;   /* [FI_LEVELS][prior_rows][query heads][2] as partial_row */
-    int *arrived;       /* [grid] blocks that have left their part of the item that begins in this
-                           one; 0 between launches */
+    int *arrived;       /* [grid] blocks that have written their part of the item that starts in
+                         * this one; 0 between launches */
     int split;          /* units of a split, a power of two; 0 = items are cut anywhere */
-    int most_parts;     /* slots of a block where items are cut into splits */
+    int most_parts;     /* slots of a block, with splits */
     int prior_rows;
-    int level; /* whose runs these are: rows are left in `prior`; -1 = they are the batch's own */
+    int level; /* the rows are runs of this level, stored in `prior`; -1 = the batch's own rows */
     int kv_heads;
     int lanes;
     int ratio;
@@ -176,19 +178,19 @@ typedef struct fi_call {
     int window_left;
     int chunk;
     int custom;
-    int has_maps; /* whole groups of keys in the cache come in boxes */
-    int box_keys; /* of such a box; those of new keys have what a warp of the kernel copies */
+    int has_maps; /* TMA copies whole groups of keys of the cache as boxes */
+    int box_keys; /* of such a box; boxes of new keys have a warp's keys of a unit */
     int has_new_maps;
     int has_out_map;
-    int saved;        /* the new keys are in the cache, but for those of slots below 0 */
-    int save;         /* each sequence's one new key goes to its slot on the way (DECODE) */
-    int saves;        /* the new rows go to their slots on the way: save_new_rows() */
+    int saved;        /* the new keys are in the cache already, except those with slots below 0 */
+    int save;         /* DECODE: the kernel also writes each sequence's one new key to its slot */
+    int saves;        /* the kernel also writes the new rows to their slots: save_new_rows() */
     int dtype;        /* of q, k and v: ELEMENT_F16, ELEMENT_BF16 */
     int kv_dtype;     /* of the cache: the same, or fp8 */
     int scale_stride; /* of an fp8 cache: 0 = one scale for all heads, 1 = one for each */
     int out_dtype;
-    float scale; /* of q.k: to units of log 2, or natural where cap or slopes are given */
-    float cap;   /* 0 = none */
+    float scale;            /* of q.k: into units of log 2, or natural units with cap or slopes */
+    float cap;              /* 0 = none */
     unsigned ratio_inverse; /* 2^32 / ratio, rounded up; 0: ratio is 1 */
 } fi_call;
 

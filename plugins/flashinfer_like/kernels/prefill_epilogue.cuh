@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill_epilogue.cuh: the block's part of an item ends. A warpgroup for itself:
+ * prefill_epilogue.cuh: the end of a block's part of an item, for each warpgroup separately:
  *
- *   registers -> its slot, where other blocks have parts; the last to come takes them all up
+ *   registers -> its slot, if other blocks have parts; the last block to arrive adds them all
  *             -> prior, for the sequences of a run that shares keys (plan.h)
- *             -> 16 bits -> where its queries were -> boxes of 64 rows, or 16 bytes at a time
- *             -> out, two columns at a time, where rows are not aligned or of another type
+ *             -> 16 bits -> the queries' memory -> boxes of 64 rows, or 16 bytes at a time
+ *             -> out, two columns at a time, if rows are unaligned or of another type
  */
 #ifndef FI_PREFILL_EPILOGUE_CUH
 #define FI_PREFILL_EPILOGUE_CUH
@@ -14,15 +14,15 @@
 #include "plugins/flashinfer_like/kernels/prefill_queries.cuh"
 #include "plugins/flashinfer_like/kernels/prefill_rows.cuh"
 
-/* Totals of a thread's two rows: the largest logit, or a number near it, in units of log 2, and
- * the sum relative to it. */
+/* Totals of a thread's two rows: the reference (near the largest logit, in units of log 2), and the
+ * sum relative to it. */
 struct totals {
     float top[2], sum[2];
 };
 
 /* ---- Parts and runs ------------------------------------------------------------------------ */
 
-/* A thread's part of the block's part of an item of `count` rows, for those who merge. */
+/* Writes a thread's elements of the block's part of an item of `count` rows, to be merged. */
 template <typename S>
 DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const totals &t,
                        int count)
@@ -42,7 +42,7 @@ DEVICE void leave_part(const fi_call &c, const parts &p, const rows<S> &r, const
     }
 }
 
-/* A thread's rows of a run, for the sequences that share its keys. */
+/* Writes a thread's rows of a run, for the sequences that share its keys. */
 template <typename S>
 DEVICE void leave_prior(const fi_call &c, const struct work &w, const rows<S> &r, const totals &t)
 {
@@ -64,8 +64,8 @@ DEVICE void leave_prior(const fi_call &c, const struct work &w, const rows<S> &r
     }
 }
 
-/* All parts of the item, in their order, into this thread's rows: both of a part are on their way
- * together where registers have room. */
+/* Adds all parts of the item in order into this thread's rows. The loads of both rows are in flight
+ * together if there are enough registers. */
 template <typename S>
 DEVICE void take_parts(const fi_call &c, const parts &p, rows<S> &r, totals &t)
 {
@@ -116,7 +116,7 @@ DEVICE void store_two(const fi_call &c, char *row, int d, float x, float y)
     element_store(c.out_dtype, row, d + 1, y);
 }
 
-/* Rows as they are stored otherwise: a thread's columns, two at a time. */
+/* Stores a thread's columns, two at a time. */
 template <typename S>
 DEVICE void store_columns(const fi_call &c, const struct work &w, const rows<S> &r,
                           const float (&factor)[2], int count)
@@ -136,7 +136,7 @@ DEVICE void store_columns(const fi_call &c, const struct work &w, const rows<S> 
     }
 }
 
-/* A warpgroup's rows in the operands' type to where its queries were. */
+/* Writes a warpgroup's rows, in the operands' type, to its queries' memory. */
 template <typename S> DEVICE void stage_rows(const rows<S> &r, const float (&factor)[2])
 {
     const int thread = thread_here() % GROUP_THREADS, lane = thread % 32;
@@ -152,7 +152,7 @@ template <typename S> DEVICE void stage_rows(const rows<S> &r, const float (&fac
     }
 }
 
-/* All of them are there: the copy engine stores them, a box for each panel. */
+/* Stores a complete tile of rows by TMA, a box for each panel. */
 template <typename S>
 DEVICE void store_boxes(const fi_call &c, const struct work &w, const rows<S> &r, int group)
 {
@@ -165,10 +165,10 @@ DEVICE void store_boxes(const fi_call &c, const struct work &w, const rows<S> &r
         tensor_store(&c.out_map, r.q + panel * GROUP_ROWS * ROW_BYTES, panel * PANEL,
                      w.at.head * c.ratio, row, 0);
     store_commit();
-    store_wait_read(); /* before its warp lets the next queries come */
+    store_wait_read(); /* before the next queries may overwrite the memory */
 }
 
-/* Those that are there, 16 bytes at a time. */
+/* Stores an incomplete tile's rows, 16 bytes at a time. */
 template <typename S>
 DEVICE void store_pieces(const fi_call &c, const struct work &w, const rows<S> &r, int group,
                          int count)
@@ -224,14 +224,14 @@ DEVICE void store_rows(const fi_call &c, const struct work &w, const rows<S> &r,
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* What a warp gathered of a row, where the item's queries were. */
+/* A warp's sum of a row, in the queries' memory. */
 template <typename S> struct found {
     float x[S::dim_v];
     float2 numbers; /* largest logit, denominator */
-    float2 unused;  /* rows lie where 16 bytes do */
+    float2 unused;  /* aligns rows to 16 bytes */
 };
 
-/* A piece of a row that all parts are in: its sink, and it is stored. */
+/* Adds the sink to a complete piece of a row, and stores it. */
 template <typename S>
 DEVICE void finish_piece(const fi_call &c, const struct work &w, row_piece &piece)
 {
@@ -259,7 +259,7 @@ DEVICE void finish_piece(const fi_call &c, const struct work &w, row_piece &piec
         store_lse(c, row, head, softmax_lse(&end));
 }
 
-/* Row r of the item, of which `count` warps have parts: four columns of it, from d on. */
+/* Adds four columns, from d on, of row r of the item, of which `count` warps have parts. */
 template <typename S>
 DEVICE void finish_row(const fi_call &c, const struct work &w, int r, int d, int count,
                        const found<S> *found)
@@ -277,8 +277,8 @@ DEVICE void finish_row(const fi_call &c, const struct work &w, int r, int d, int
     finish_piece<S>(c, w, piece);
 }
 
-/* Rows first to end, at most 2^shift: so many warps have a row each, and those that are left other
- * parts of it. */
+/* Merges rows [first, end), at most 2^shift: several warps share a row, and each adds other parts
+ * of it. */
 template <typename S>
 DEVICE void merge_rows(const fi_call &c, const struct work &w, const parts &p, int first, int end,
                        int shift, found<S> *room)
@@ -300,8 +300,8 @@ DEVICE void merge_rows(const fi_call &c, const struct work &w, const parts &p, i
     named_sync(BARRIER_CONSUMERS, S::consumers);
 }
 
-/* The same by pieces, which is faster for half a tile and for few parts: a thread merges one piece at a
- * time, or two where the slice has more pieces than threads. Wide rows would spill. */
+/* The same by pieces, which is faster for half tiles and for few parts: a thread has one piece at a
+ * time, or two in slices with more pieces than threads. Wide rows would spill. */
 template <typename S>
 DEVICE void merge_pieces(const fi_call &c, const struct work &w, const parts &p, int first, int end)
 {
@@ -313,8 +313,8 @@ DEVICE void merge_pieces(const fi_call &c, const struct work &w, const parts &p,
         gather_pieces<S::dim_v, S::rows, S::consumers, 1, 16, 1>(c, p, thread, first, end, finish);
 }
 
-/* Slices of the item's rows, of 2^shift each, by all warps that multiply. A function of its own:
- * the loop of products is not to find its registers taken. */
+/* Merges this block's slices of 2^shift rows, by all math warps. Not inlined, to keep its registers
+ * out of the main loop. */
 template <typename S>
 static __device__ __noinline__ void merge_slices(const fi_call &c, const struct work &w,
                                                  struct control *control, const parts p, int shift,
@@ -346,7 +346,7 @@ static __device__ __noinline__ void merge_slices(const fi_call &c, const struct 
 
 /* ---- The end ------------------------------------------------------------------------------- */
 
-/* The block's part of an item has ended; `room`: where its queries were. */
+/* Ends the block's part of an item; `room`: the queries' memory. */
 template <typename S>
 DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *control, rows<S> &r,
                      char *room)
@@ -364,7 +364,7 @@ DEVICE void rows_end(const fi_call &c, const struct work &w, struct control *con
             find_shared(c, block_in_line(c), c.starts[(int)blockIdx.x / c.lanes], w.is_first);
         const int count = item_rows(c, w.q, w.at.tile, S::rows);
         const int shift = arrivals_shift(count, p.count, S::consumers / 32);
-        /* Few parts of half a tile one block takes up sooner than several by pieces. */
+        /* One block adds few parts of a half tile faster than several blocks do by pieces. */
         const bool is_sliced = 1 << shift < count && (S::groups > 1 || p.count >= FI_SEVERAL);
         leave_part<S>(c, p, r, t, count);
         named_sync(BARRIER_CONSUMERS, S::consumers);

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill_feed.cuh: the warpgroup of prefill.cuh that copies. A warp has a quarter of each unit's
- * keys, and their values; of half a tile over fp8, one has keys and another has values:
+ * prefill_feed.cuh: the copying warpgroup of prefill.cuh. A warp copies a quarter of each unit's
+ * keys and their values. For half tiles over fp8, one warpgroup copies keys and another copies
+ * values:
  *
- *   Q 0 | K V | K V | ... as many as stages hold | what is item 1? Q 1 | K V | K V | ... | K V ...
+ *   Q 0 | K V | K V | ... all stages filled | look up item 1, Q 1 | K V | K V | ... | K V ...
  *
- * It looks keys up a unit before, goes on to the next item while this one is worked on, and tells
- * those who multiply what the item is. New keys are read from k and v, the others from the cache:
+ * It looks keys up one unit ahead, continues with the next item while the math warps process this
+ * one, and describes each item to them. New keys are read from k and v, others from the cache:
  *
- *   boxes   runs of units whose keys all come in boxes: feed_boxes()
- *   rows    the same of pages that have no whole boxes, if rows are aligned: feed_rows()
- *   any     a unit of old and new keys, an end, rows that are not aligned: feed_unit()
- *   codes   those of a cache of e4m3 become what queries are on their way: prefill_codes.cuh
+ *   boxes   runs of units whose keys are all in boxes: feed_boxes()
+ *   rows    the same for pages without whole boxes, if rows are aligned: feed_rows()
+ *   any     other units: cached and new keys, the end, unaligned rows: feed_unit()
+ *   codes   fp8 keys, converted to the queries' type while copied: prefill_codes.cuh
  */
 #ifndef FI_PREFILL_FEED_CUH
 #define FI_PREFILL_FEED_CUH
@@ -21,16 +22,16 @@
 
 /* ---- A unit -------------------------------------------------------------------------------- */
 
-/* A warp's keys of a unit. `key`, `entry`: this lane's, and what the table has for it; `hi`: the
- * end of what is copied; `boxes`, `rows`: lanes whose key comes in a box of `box` keys, or row by
+/* A warp's keys of a unit. `key`, `entry`: this lane's key and its table entry; `hi`: the end of
+ * the keys to copy; `boxes`, `rows`: lanes whose key is copied in a box of `box` keys, or row by
  * row. */
 struct unit_feed {
     int key, entry, hi, head, box;
     u32 boxes, rows;
 };
 
-/* New keys come in one box, those of the cache in one or two; where a box would have keys of both,
- * and after them, row by row. */
+/* New keys are copied in one box, cached keys in one or two. A box that would have keys of both
+ * kinds, or end after them, is copied row by row. */
 template <typename S>
 DEVICE void unit_begin(const fi_call &c, const index_sequence &q, unit_feed &f)
 {
@@ -45,7 +46,7 @@ DEVICE void unit_begin(const fi_call &c, const index_sequence &q, unit_feed &f)
     f.rows = __ballot_sync(~0u, is_row && is_mine);
 }
 
-/* Groups of the unit that come row by row. */
+/* Starts the copies of groups row by row. */
 template <typename S, int dim>
 DEVICE void start_rows(const fi_call &c, const index_sequence &q, const unit_feed &f, bool values,
                        char *to, u32 barrier)
@@ -67,13 +68,13 @@ DEVICE void start_rows(const fi_call &c, const index_sequence &q, const unit_fee
     barrier_expect_copies(barrier);
 }
 
-/* The boxes, a lane each. */
+/* Starts the boxes, one per lane. */
 template <typename S, int panels>
 DEVICE void start_boxes(const fi_call &c, const index_sequence &q, const unit_feed &f,
                         const fi_tensor_map *cache, const fi_tensor_map *fresh, u32 to, u32 barrier)
 {
     int lane = (int)threadIdx.x & 31, panel = lane % panels;
-    int mine = lane / panels * f.box; /* of this warp's keys, the box's first */
+    int mine = lane / panels * f.box; /* the box's first key among this warp's keys */
     int first = __shfl_sync(~0u, f.key, mine & 31), page = __shfl_sync(~0u, f.entry, mine & 31);
     bool is_new = first >= q.first_new;
     if (lane == 0)
@@ -85,7 +86,7 @@ DEVICE void start_boxes(const fi_call &c, const index_sequence &q, const unit_fe
                     f.head, is_new ? 0 : page);
 }
 
-/* A unit whose keys come in any way. */
+/* Copies a unit of any kind. */
 template <typename S>
 DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                       ring<S::stages> &stage)
@@ -113,9 +114,9 @@ DEVICE void feed_unit(const fi_call &c, const struct work &w, const feed_memory 
 
 /* ---- Units --------------------------------------------------------------------------------- */
 
-/* Units whose keys all come in boxes: of keys by lanes 0 to 15, of values by the others. A warp
- * that waits for nothing takes some five cycles an instruction, so there are few here. Boxes after
- * the sequence's end are copied too, whatever is there: no row sees it. */
+/* Copies units whose keys are all in boxes: lanes 0 to 15 start boxes of keys, the others boxes of
+ * values. The loop is short because a warp takes some five cycles per instruction, even without
+ * waits. Boxes may extend after the sequence's end: no row sees these keys. */
 template <typename S, bool is_new>
 DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                        int units, ring<S::stages> &stage)
@@ -172,7 +173,8 @@ DEVICE void feed_boxes(const fi_call &c, const struct work &w, const feed_memory
     }
 }
 
-/* The keys of a warp's part of a unit, or its values. `mine`: where this lane's row lies. */
+/* Copies a warp's part of a unit's keys, or of its values. `mine`: the address of this lane's
+ * row. */
 template <typename S, int dim> DEVICE void copy_part(u64 mine, u32 to, u32 barrier)
 {
 #pragma unroll
@@ -184,7 +186,7 @@ template <typename S, int dim> DEVICE void copy_part(u64 mine, u32 to, u32 barri
         barrier_arrive(barrier);
 }
 
-/* Units of the cache row by row. The table's entries are read a unit before. */
+/* Copies cached units row by row. Table entries are read one unit ahead. */
 template <typename S>
 DEVICE void feed_rows(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                       int units, ring<S::stages> &stage)
@@ -208,7 +210,7 @@ DEVICE void feed_rows(const fi_call &c, const struct work &w, const feed_memory 
     }
 }
 
-/* Units from the warp's key `first` on. */
+/* Copies units from the warp's key `first` on. */
 template <typename S>
 DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_memory &m, int first,
                           int units, ring<S::stages> &stage)
@@ -237,8 +239,8 @@ DEVICE void feed_elements(const fi_call &c, const struct work &w, const feed_mem
     }
 }
 
-/* Keys and values of some of an item's units, from the `begin`th on: of those at most that are fed
- * before the next item is looked up, and none on the other side of the gap. */
+/* The number of units to copy from the `begin`th on. The first count fills the stages, before the
+ * next item is looked up. A count never crosses the tile's gap. */
 template <typename S> DEVICE int count_units(const struct work &w, int begin)
 {
     const int left = w.units - begin, before = S::backwards
@@ -270,8 +272,9 @@ DEVICE int units_here(const cursor &at)
     return min(at.units - at.unit, at.left);
 }
 
-/* The item that the cursor is at. Values that the sequence's other queries see may be multiplied by
- * 0, so they are copied too where they lie in a unit; of a tile without keys nothing is. */
+/* Describes the cursor's item. Values that other queries of the sequence see are copied even if no
+ * row of the tile sees them, as they may be multiplied by 0. For a tile without keys, nothing is
+ * copied. */
 template <typename S>
 DEVICE void find_work(const fi_call &c, const cursor &at, bool is_first, struct work *to)
 {
@@ -297,7 +300,7 @@ DEVICE void find_work(const fi_call &c, const cursor &at, bool is_first, struct 
     __syncwarp();
 }
 
-/* The item after this one. */
+/* The cursor of the next item. */
 template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w)
 {
     cursor at = w.at;
@@ -307,9 +310,9 @@ template <typename S> DEVICE cursor after(const fi_call &c, const struct work &w
     return at;
 }
 
-/* The next item is looked up, and where there is room its queries are fetched, when as much of this
- * one is on its way as the stages hold. What the plan and the batch tell of the first is read before
- * the kernel before ends. `is_value`: what it copies, where two warpgroups do. */
+/* The loop of a copying warp. Once the stages are full, it looks the next item up and, if there is
+ * room, fetches its queries. For the first item it reads the plan and the batch before the previous
+ * kernel ends. `is_value`: what this warpgroup copies, if two copy. */
 template <typename S>
 DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct control *control,
                     bool is_value)
@@ -335,7 +338,7 @@ DEVICE void produce(const fi_call &c, const cursor &at, char *shared, struct con
     ring<S::q_slots> slot;
     auto start = [&](const struct work &item) {
         if (S::feeders > 1 && !is_value)
-            return; /* which come first */
+            return; /* the warpgroup for keys copies the queries */
         barrier_wait(shared_address(&control->q_empty[slot.slot]), slot.phase ^ 1);
         start_item<S>(c, item, shared, control, slot.slot);
         slot.advance();

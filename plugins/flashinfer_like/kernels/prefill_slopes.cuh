@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefill_slopes.cuh: logits that fall with the distance of a key (ALiBi), for kernels of their own.
+ * prefill_slopes.cuh: logits that fall with the distance of a key (ALiBi), in separate kernels.
  *
- * In a unit whose keys all rows see, with d the distance of its last key from a row,
+ * In a unit whose keys all rows see, let d be the distance of its last key from a row:
  *
  *   logit = scale * (score - fall * (keys from this one to the unit's last)) - scale * fall * d
  *
- * One more product adds the inner term to the scores: that of the rows' falls and of a ramp of
- * columns in shared memory. A fall is the sum of three numbers of bf16, and columns are exact. The
- * last term is the same for the row's whole unit and goes into the shift before the exponential.
- * The nearest key has the least to be rounded. Other units have distances key by key.
+ * One more product adds the inner term to the scores: the rows' falls times a ramp of columns in
+ * shared memory. A fall is the sum of three bf16 numbers, and columns are exact. The last term is
+ * the same for all of the row's unit, and is part of the shift before the exponential. So the
+ * nearest key has the smallest rounding error. Other units compute each key's distance.
  *
- * A block begins with an item's last unit (unit_at()), so that logits fall from unit to unit, and the
- * first one's reference lasts.
+ * A block starts with an item's last unit (unit_at()). Logits then fall from unit to unit, and the
+ * first unit's reference remains valid.
  */
 #ifndef FI_PREFILL_SLOPES_CUH
 #define FI_PREFILL_SLOPES_CUH
@@ -27,7 +27,7 @@ template <typename S> DEVICE bool is_far(const rows<S> &r, int from)
 
 /* ---- Products ------------------------------------------------------------------------------ */
 
-/* Row n of the ramp: n less the unit's last, three times. */
+/* Writes the ramp: row n has n minus the unit's last column, three times. */
 template <typename S> DEVICE void ramp_fill(u32 ramp)
 {
     for (int i = consumer_thread(); i < S::keys * 2; i += S::consumers) {
@@ -47,7 +47,8 @@ DEVICE float bf16_part(float x)
     return __uint_as_float(pack_pair<false>(0.0f, x) & 0xffff0000);
 }
 
-/* A thread's two numbers of a row of operand a: the parts are in columns 0 to 2. */
+/* A thread's two numbers of a row of operand a: the three parts of the fall are in columns 0 to
+ * 2. */
 DEVICE u32 slope_parts(float fall)
 {
     const float high = bf16_part(fall), middle = bf16_part(fall - high);
@@ -57,7 +58,7 @@ DEVICE u32 slope_parts(float fall)
                        : 0;
 }
 
-/* What a far unit's scores fall by, on top of gemm_qk(). */
+/* Adds the fall to a far unit's scores, after gemm_qk(). */
 template <typename S>
 DEVICE void gemm_ramp(float (&s)[S::keys / 2], const u32 (&parts)[4], u32 base)
 {
@@ -84,7 +85,7 @@ template <typename S> DEVICE void slopes_begin(const fi_call &c, const struct wo
     }
 }
 
-/* Scores of a unit that is not far, key by key. */
+/* Adds the fall to the scores of a unit that is not far, key by key. */
 template <typename S> DEVICE void scores_fall(const rows<S> &r, int from, float (&s)[S::keys / 2])
 {
 #pragma unroll
@@ -97,15 +98,15 @@ template <typename S> DEVICE void scores_fall(const rows<S> &r, int from, float 
 
 /* ---- The softmax --------------------------------------------------------------------------- */
 
-/* How far the last key of the unit from `from` on lies below the rows' own, in units of log 2, where
- * scores are relative to it. */
+/* The decrease from the row's own key to the last key of the unit at `from`, in units of log 2; 0
+ * if the unit is not far. */
 template <typename S> DEVICE float down_of(const rows<S> &r, int from, int h)
 {
     const float back = (float)(r.slopes.position[h] - from - (S::keys - 1));
     return is_far<S>(r, from) ? r.slopes.fall[h] * r.scale * back : 0.0f;
 }
 
-/* The unit's softmax. */
+/* The softmax state, with the shift of this unit. */
 template <typename S> DEVICE struct softmax slopes_softmax(const rows<S> &r, int from)
 {
     struct softmax x;
@@ -117,7 +118,7 @@ template <typename S> DEVICE struct softmax slopes_softmax(const rows<S> &r, int
     return x;
 }
 
-/* softmax_again() of such a unit. */
+/* softmax_again() for this unit. */
 template <typename S>
 DEVICE void slopes_again(rows<S> &r, int from, const float (&s)[S::keys / 2], float (&sum)[2],
                          float (&factor)[2], u32 (&p)[S::keys / 4])

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * prefixes.cuh: which first keys a sequence shares with others, C and CUDA alike. Levels of runs of
- * sequences (attn_shared_prefix), each within one of the level before:
+ * prefixes.cuh: the first keys that a sequence shares with others, C and CUDA alike. Levels of runs
+ * of sequences (attn_shared_prefix); each run lies within a run of the previous level:
  *
  *   level 0   |---------- run: system prompt ----------|  keys 0 to 1023
  *   level 1   |-- run: document --|  |------ run ------|  keys 1024 to 8191, if `least` or more
- *   sequence   0     1     2     3    4     5     6     7  the others, each by itself
+ *   sequence   0     1     2     3    4     5     6     7  read its other keys alone
  *
- * What a run has is planned and read once, for all of its sequences, where all runs together save
- * enough of it.
+ * The keys of a run are planned and read once for all of its sequences, if all runs together save
+ * enough.
  */
 #ifndef FI_PREFIXES_CUH
 #define FI_PREFIXES_CUH
@@ -16,16 +16,16 @@
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/flashinfer_like/kernels/plan.h"
 
-/* The first keys of a sequence that it shares: those that runs of `levels` have (bit l = level l),
- * of them those of levels before the last one that was asked for. */
+/* The first keys that a sequence shares, as runs of `levels` (bit l = level l) have them. `before`:
+ * those of the levels before the last one considered. */
 typedef struct plan_share {
     int keys;
     int before;
     int levels;
 } plan_share;
 
-/* What levels 0 to `count` - 1 do for sequence s. All sequences of a run get the same answer, as a
- * run lies within one of the level before. */
+/* Levels 0 to `count` - 1 for sequence s. All sequences of a run get the same answer, as each run
+ * lies within a run of the previous level. */
 PORTABLE plan_share plan_find_share(const fi_prefixes *p, int count, int s)
 {
     plan_share share = {0, 0, 0};
@@ -42,8 +42,7 @@ PORTABLE plan_share plan_find_share(const fi_prefixes *p, int count, int s)
     return share;
 }
 
-/* Keys that need not be read once more thanks to run r of a level: by all of its sequences but one.
- */
+/* Reads of keys that run r of a level saves: all of its sequences but one. */
 PORTABLE i64 plan_count_saved(const fi_prefixes *p, int level, int r)
 {
     int first = index_int(p->level[level].seq_indptr, r);
@@ -54,13 +53,13 @@ PORTABLE i64 plan_count_saved(const fi_prefixes *p, int level, int r)
     return share.levels >> level & 1 ? (i64)(seqs - 1) * (share.keys - share.before) : 0;
 }
 
-/* Levels that are worth it if all runs together save so many keys: all of them, or none. */
+/* Levels to use if all runs together save `saved` keys: all or none. */
 PORTABLE int plan_choose_levels(const fi_plan_call *p, i64 saved)
 {
     return saved >= p->prefixes.worth ? p->prefixes.levels : 0;
 }
 
-/* Run r of the level that is planned, by its first sequence. */
+/* Run r of the level in planning, by its first sequence. */
 PORTABLE plan_share plan_find_run(const fi_plan_call *p, int r)
 {
     return plan_find_share(&p->prefixes, p->level + 1, index_int(p->batch.q_indptr, r));

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * profile.cuh: built with -DFI_PROFILE, a kernel tells of its 20th launch how many cycles a warp of
- * each kind spent on what:
+ * profile.cuh: built with -DFI_PROFILE, a kernel prints for its 20th launch the cycles that a warp
+ * of each kind spent in each section:
  *
  *   PROFILE_BEGIN;
  *   loop: PROFILE_UNIT; PROFILE(0); ... PROFILE(1); ... PROFILE(2); ...
  *   PROFILE_END("producers");
  *
- * PROFILE(n) adds the cycles since the last PROFILE to sum n, of five.
+ * PROFILE(n) adds the cycles since the last PROFILE to sum n of five.
  */
 #ifndef FI_PROFILE_CUH
 #define FI_PROFILE_CUH

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * walk.cuh: how a block goes through its work, C and CUDA alike: from unit to unit, and which parts
- * of an item other blocks have.
+ * walk.cuh: a block's iteration over its units, and the other blocks that have parts of its items.
+ * C and CUDA alike.
  *
  *   item: tile 4, head     tile 4, head + lanes   tile 5, head
  *   | 0 1 2 3 4 5 6 7 8 | 0 1 2 3 4 5 6 7 8 | 0 1 2 3 4 5 ...    units
@@ -12,7 +12,7 @@
 
 #include "plugins/flashinfer_like/kernels/plan_units.cuh"
 
-/* ---- Where a block is ---------------------------------------------------------------------- */
+/*  ---- A block's position -------------------------------------------------------------------- */
 
 typedef struct walk_block {
     int lane;
@@ -30,11 +30,11 @@ typedef struct cursor {
     int at; /* the tile's number */
     int head;
     int unit;  /* of the item */
-    int units; /* that the item has */
-    int left;  /* that the block has, this one included */
+    int units; /* of the item */
+    int left;  /* of the block, this one included */
 } cursor;
 
-/* `unit`: keys of one. */
+/* `unit`: keys of a unit. */
 PORTABLE cursor walk_begin(const fi_call *c, walk_block block, const fi_start *start, int unit)
 {
     cursor at = {start->first,
@@ -64,7 +64,7 @@ PORTABLE void walk_next(const fi_call *c, walk_block block, cursor *at, int unit
     }
 }
 
-/* Past what the block has of the item at hand; returns how many units that are. */
+/* Skips the block's units of the current item; returns their number. */
 PORTABLE int walk_past(const fi_call *c, walk_block block, cursor *at, int unit)
 {
     int passed = int_min(at->left, at->units - at->unit);
@@ -76,15 +76,16 @@ PORTABLE int walk_past(const fi_call *c, walk_block block, cursor *at, int unit)
 
 /* ---- Parts --------------------------------------------------------------------------------- */
 
-/* The parts of an item that blocks of several columns share, this block's in slot `mine`; to be
- * merged are `count`: part 0 lies in slot `first`, part i in slot second + (i - 1) * step. A block
- * has two slots: for the item that it begins in the middle of, or with; and for another that it
- * does not end. Of an item in splits: plan.h. */
+/* The parts of an item that several columns share. This block's part is in slot `mine`. The merge
+ * adds `count` parts: part 0 in slot `first`, part i in slot second + (i - 1) * step. A block has
+ * two slots: one for its first item, and one for another item that it does not end. With splits:
+ * see plan.h. */
 typedef struct parts {
     int count, mine, first, second, step;
-    int arriving, all;  /* what this block counts for, and what all together do */
-    int is_added, ends; /* splits: to what is in the slot; it is the block's last one of the item */
-    int *counter;       /* where the blocks count themselves */
+    int arriving, all;  /* the count of this block, and of all together */
+    int is_added, ends; /* splits: added to the slot's contents; the block's last split of the
+                         * item */
+    int *counter;       /* of the blocks that have arrived */
 } parts;
 
 PORTABLE i64 part_slot(parts p, int i)
@@ -92,14 +93,15 @@ PORTABLE i64 part_slot(parts p, int i)
     return i == 0 ? p.first : p.second + (i - 1) * p.step;
 }
 
-/* Splits of an item whose first one this block has, or which it began in the middle of. */
+/* Splits of an item: the block has the item's first split, or (is_first) may start in the
+ * middle. */
 PORTABLE parts walk_splits(const fi_call *c, walk_block block, const cursor *at,
                            const fi_start *start, int is_first)
 {
     int lane = block.lane, column = block.column, k = at->unit / c->split;
-    int is_other = is_first && start->unit > 0; /* another block has the first one */
+    int is_other = is_first && start->unit > 0; /* another block has the first split */
     int owner = (is_other ? start->first_column : column) * c->lanes + lane;
-    int merged = is_other ? start->first_parts : k + 1; /* by the owner, as it goes */
+    int merged = is_other ? start->first_parts : k + 1; /* by the owner, in one slot */
     parts p;
     p.all = (at->units + c->split - 1) / c->split;
     p.arriving = k + 1 - (is_other ? start->unit / c->split : 0);
@@ -114,8 +116,8 @@ PORTABLE parts walk_splits(const fi_call *c, walk_block block, const cursor *at,
     return p;
 }
 
-/* Of the item that the block began with, or of the one that it does not end, where items are cut
- * anywhere. */
+/* The same if items are cut anywhere: for the block's first item, or for the item that it does not
+ * end. */
 PORTABLE parts walk_shared(const fi_call *c, walk_block block, const fi_start *start, int is_first)
 {
     int lane = block.lane, column = block.column;
@@ -142,14 +144,14 @@ PORTABLE parts walk_parts(const fi_call *c, walk_block block, const cursor *at,
                         : walk_shared(c, block, start, is_first);
 }
 
-/* Is this the last unit of a part: of the item, of its split, of what the block has of it? */
+/* Is this the last unit of a part: of the item, of its split, or of the block's units? */
 PORTABLE int walk_ends_part(int split, const cursor *at)
 {
     return at->left == 1 || at->unit == at->units - 1 ||
            (split > 0 && !((at->unit + 1) & (split - 1)));
 }
 
-/* Does the block have all of an item whose last unit of its own this is, and in one part? */
+/* At the block's last unit of an item: does the block have the whole item, in one part? */
 PORTABLE int walk_has_whole(int split, const cursor *at, const fi_start *start, int is_first)
 {
     if (split > 0)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * warp_products.cuh: the two products of warpgroup.cuh where there are no warpgroups, on sm_80 to
- * sm_89: each of the four warps multiplies its own 16 rows, from and to the same places of shared
- * memory and the same registers.
+ * warp_products.cuh: the two products of warpgroup.cuh for sm_80 to sm_89, which lack warpgroups:
+ * each of four warps multiplies its own 16 rows, with the same layouts in shared memory and
+ * registers.
  *
- * A product of 16 x 8 x 16 reads 256 bytes of keys or values, which is what shared memory gives in
- * the two cycles that the product takes: it is what these are bound by.
+ * A product of 16 x 8 x 16 reads 256 bytes of keys or values, as many as shared memory delivers in
+ * the two cycles that the product takes. So these products are bound by shared memory.
  */
 #ifndef FI_WARP_PRODUCTS_CUH
 #define FI_WARP_PRODUCTS_CUH
@@ -15,7 +15,7 @@
 
 #if !HAS_HOPPER
 
-/* sums[16 x 8] of two neighbours += a * b; `b` as four matrices: of the first two of its halves. */
+/* Two adjacent sums[16 x 8] += a * b; the four matrices of `b` are two for each. */
 template <bool is_f16> DEVICE void multiply_two(float *sums, const u32 (&a)[4], const u32 (&b)[4])
 {
     multiply<is_f16>(*(float(*)[4])sums, a, b[0], b[1]);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wide.cuh: tiles of 64 rows for heads whose sums two warpgroups have to share, against 32 keys at a
- * time, for any number of rows: what is copied, masked, and left to others is as in prefill.cuh, but
- * the products are shared out otherwise:
+ * wide.cuh: tiles of 64 rows for wide heads, whose sums need the registers of two warpgroups,
+ * against 32 keys at a time, for any number of rows. Copies, masks and merges are as in
+ * prefill.cuh; the products are divided among three warpgroups:
  *
- *   copy     Q | K V | K V | K V | ...              Q: the next item's, when this one's scores are done
- *   scores   S . [S P][S P][S P] ... P              [S P]: the scores of a unit, and the exponentials
- *                                                   of the one before among them
+ *   copy     Q | K V | K V | K V | ...              Q: the next item's, after this one's scores
+ *   scores   S . [S P][S P][S P] ... P              [S P]: the scores of a unit overlap with the
+ *                                                   exponentials of the previous unit
  *   values           PV   PV   PV  ... PV out       by two warpgroups, half of the columns each
  *
- * Probabilities go by way of shared memory, in two buffers. The next item's first scores come while this
- * one's values are added up and stored.
+ * Probabilities pass through two buffers in shared memory. The next item's first scores overlap
+ * with the sums and stores of this item's values.
  */
 #ifndef FI_WIDE_CUH
 #define FI_WIDE_CUH
@@ -25,15 +25,15 @@
 
 /* ---- Scores -------------------------------------------------------------------------------- */
 
-/* Where those who have scores are in the stages. */
+/* The scoring warpgroup's positions in the stages. */
 template <typename S> struct wide_place {
     ring<S::k_stages> k;
     ring<S::stages> v;
     ring<2> p;
 };
 
-/* The queries' second half, which comes as a unit of keys does. Shared memory is read for the first
- * with each unit. */
+/* The second half of the queries, in registers. It arrives as a unit of keys. Each unit reads the
+ * first half from shared memory. */
 template <typename S> struct held_queries {
     u32 x[4 * S::held][4];
 };
@@ -71,7 +71,8 @@ DEVICE void wgmma_rs_32(float (&s)[16], const u32 (&a)[4], unsigned long long b)
 #undef WGMMA_32
 }
 
-/* s[64 x 32] = (add ? s : 0) + a[64 x 16] * b[32 x 16]^T; before it, the same with a in registers. */
+/* s[64 x 32] = (add ? s : 0) + a[64 x 16] * b[32 x 16]^T; wgmma_rs_32() is the same with a in
+ * registers. */
 template <bool is_f16>
 DEVICE void wgmma_ss_32(float (&s)[16], unsigned long long a, unsigned long long b, int add)
 {
@@ -91,7 +92,7 @@ DEVICE void wgmma_ss_32(float (&s)[16], unsigned long long a, unsigned long long
 #undef WGMMA_32
 }
 
-/* The scores of the unit in `slot` are on their way. */
+/* Issues the scores of the unit in `slot`. */
 template <typename S>
 DEVICE void scores_begin(const rows<S> &r, int slot, const held_queries<S> &held, u32 base,
                          float (&s)[S::keys / 2])
@@ -122,7 +123,7 @@ DEVICE void scores_end(struct control *control, ring<S::k_stages> &k, float (&s)
     k.advance();
 }
 
-/* Copies row by row are ordinary stores, which products see only after a fence. */
+/* Copies row by row are ordinary stores, visible to wgmma only after a fence. */
 template <int stages>
 DEVICE void wide_wait(const struct work &w, const unsigned long long *full, const ring<stages> &at)
 {
@@ -131,8 +132,8 @@ DEVICE void wide_wait(const struct work &w, const unsigned long long *full, cons
         fence_async_shared();
 }
 
-/* A unit's probabilities, and what its rows' sums are to be multiplied by; with the item's `last`, the
- * totals of its rows. A warp without rows stores nothing. */
+/* Passes on a unit's probabilities and the factors of its rows' sums; with the item's `last` unit,
+ * also the totals of its rows. A warp without rows stores nothing. */
 template <typename S>
 DEVICE void give_unit(struct wide_control *control, ring<2> &at, u32 base, rows<S> &r,
                       const float (&s)[S::keys / 2], bool is_there, bool last)
@@ -168,8 +169,9 @@ DEVICE void give_unit(struct wide_control *control, ring<2> &at, u32 base, rows<
     at.advance();
 }
 
-/* A unit's scores to logits. Where not all rows see all of it its values may have to be cleared: then those
- * of two units before have been added, else the wait for these values could be over with those. */
+/* Turns a unit's scores into logits. If not all rows see the whole unit, its values may have to be
+ * cleared. So this first waits until the values of two units before have been added; otherwise the
+ * previous round's phase could end the wait for these values. */
 template <typename S>
 DEVICE void finish_unit(const fi_call &c, const struct work &w, struct wide_control *control,
                         const wide_place<S> &at, u32 base, const rows<S> &r, int from,
@@ -181,8 +183,8 @@ DEVICE void finish_unit(const fi_call &c, const struct work &w, struct wide_cont
     scores_finish<S>(c, w, control, r, at.v, from, base, s);
 }
 
-/* An item's units, of which there is one at least: the next one's scores are on their way among the
- * exponentials of each. */
+/* Processes an item's units, at least one: the next unit's scores overlap with the exponentials of
+ * the current one. */
 template <typename S>
 DEVICE void score_item(const fi_call &c, const struct work &w, struct wide_control *control,
                        u32 base, rows<S> &r, wide_place<S> &at)
@@ -257,7 +259,7 @@ template <typename S> DEVICE void wide_values(wide_sums<S> &x, u32 p, u32 v, int
     wgmma_arrived(x.o);
 }
 
-/* Sums of rows whose reference has changed. */
+/* Rescales the sums of rows whose reference has changed. */
 template <typename S> DEVICE void wide_rescale(const struct wide_rows &of, wide_sums<S> &x)
 {
     const float factor[2] = {of.factor[adder_row()], of.factor[adder_row() + 8]};
@@ -281,7 +283,7 @@ DEVICE void add_values(const fi_call &c, struct wide_control *control, u32 base)
         const struct work &w = control->work[item.phase];
         if (w.units == 0)
             break;
-        release(shared_address(&control->q_empty[0])); /* done with the item before it */
+        release(shared_address(&control->q_empty[0])); /* the previous item has ended */
         wide_sums<S> x;
         int add = 0;
 #pragma unroll 1

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wide_epilogue.cuh: the block's part of an item ends, for those of wide.cuh who add values. A
- * thread has two rows, and in every eight columns of its warpgroup's half two:
+ * wide_epilogue.cuh: the end of a block's part of an item, for the adding warps of wide.cuh. A
+ * thread has two rows, and two of every eight columns of its warpgroup's half:
  *
- *   registers -> out: four lanes give each other what makes 16 bytes of one of them
- *             -> its slot, where other blocks have parts; the last to come takes them all up, or
- *                the last few a slice of the rows each: four warps have a row, 128 columns each
+ *   registers -> out: four lanes exchange words to make pieces of 16 bytes
+ *             -> its slot, if other blocks have parts; the last block to arrive adds them all, or
+ *                the last few merge a slice of the rows each: four warps per row, 128 columns each
  */
 #ifndef FI_WIDE_EPILOGUE_CUH
 #define FI_WIDE_EPILOGUE_CUH
@@ -13,9 +13,9 @@
 #include "plugins/flashinfer_like/kernels/prefill_epilogue.cuh"
 #include "plugins/flashinfer_like/kernels/wide_stages.cuh"
 
-#define BARRIER_ADDERS 2 /* named barrier of those who add values */
+#define BARRIER_ADDERS 2 /* named barrier of the adding warps */
 
-/* A thread's sums of values of its rows r and r + 8; `t` has the rows' maxima and sums. */
+/* A thread's sums of its rows r and r + 8; `t` has the rows' references and totals. */
 template <typename S> struct wide_sums {
     float o[S::columns / 2];
     totals t;
@@ -38,8 +38,8 @@ template <typename S> DEVICE int adder_column(void)
 
 /* ---- Parts --------------------------------------------------------------------------------- */
 
-/* A thread's part of the block's part of an item of `count` rows. Numbers of a row are left for each
- * of the warps that may merge it. */
+/* Writes a thread's elements of the block's part of an item of `count` rows. A row's numbers are
+ * written once for each of the warps that may merge it. */
 template <typename S>
 DEVICE void wide_leave(const fi_call &c, const parts &p, const wide_sums<S> &x, int count)
 {
@@ -59,7 +59,7 @@ DEVICE void wide_leave(const fi_call &c, const parts &p, const wide_sums<S> &x, 
     }
 }
 
-/* All parts of the item, in their order, into this thread's rows. */
+/* Adds all parts of the item in order into this thread's rows. */
 template <typename S>
 DEVICE void wide_take(const fi_call &c, const parts &p, wide_sums<S> &x, int count)
 {
@@ -95,7 +95,7 @@ DEVICE void wide_take(const fi_call &c, const parts &p, wide_sums<S> &x, int cou
 
 /* ---- Rows ---------------------------------------------------------------------------------- */
 
-/* Four lanes have a word each of four pieces of 16 bytes; then one piece each. */
+/* Transposes: four lanes have one word each of four pieces of 16 bytes, and get one piece each. */
 DEVICE uint4 turn_words(const u32 (&x)[4])
 {
     const bool odd = thread_here() & 1, high = thread_here() & 2;
@@ -107,7 +107,7 @@ DEVICE uint4 turn_words(const u32 (&x)[4])
     return high ? make_uint4(e, f, up[0], up[1]) : make_uint4(low[0], low[1], e, f);
 }
 
-/* Row h of the thread's in the operands' type, 16 bytes at a time. */
+/* Stores the thread's row h in the operands' type, 16 bytes at a time. */
 template <typename S>
 DEVICE void wide_pieces(const wide_sums<S> &x, int h, float factor, char *to, bool is_there)
 {
@@ -124,7 +124,7 @@ DEVICE void wide_pieces(const wide_sums<S> &x, int h, float factor, char *to, bo
     }
 }
 
-/* The same where rows do not begin at multiples of 16 bytes, or are of another type. */
+/* The same for unaligned rows or another type. */
 template <typename S>
 DEVICE void wide_columns(const fi_call &c, const wide_sums<S> &x, int h, float factor, char *to)
 {
@@ -161,7 +161,7 @@ DEVICE void wide_store(const fi_call &c, const struct work &w, const wide_sums<S
 
 /* ---- Merge --------------------------------------------------------------------------------- */
 
-/* Row r of the item of all parts, by a warpgroup. */
+/* Merges row r of all parts, by a warpgroup. */
 template <typename S>
 DEVICE void wide_merge_row(const fi_call &c, const struct work &w, const parts &p, int r)
 {
@@ -182,8 +182,8 @@ DEVICE void wide_merge_row(const fi_call &c, const struct work &w, const parts &
         store_lse(c, row, head, softmax_lse(&end));
 }
 
-/* Slices of the item's rows, of 2^shift each. A function of its own: the loop of products is not to
- * find its registers taken. */
+/* Merges this block's slices of 2^shift rows. Not inlined, to keep its registers out of the main
+ * loop. */
 template <typename S>
 static __device__ __noinline__ void wide_merge(const fi_call &c, const struct work &w,
                                                struct wide_control *control, const parts p,

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wide_feed.cuh: the warpgroup of wide.cuh that copies. As in prefill_feed.cuh, but a warp has half
- * of the columns of all keys, or all values, not both of a quarter of them:
+ * wide_feed.cuh: the copying warpgroup of wide.cuh. As in prefill_feed.cuh, but a warp copies half
+ * of the columns of all keys or of all values, not both for a quarter of the keys:
  *
  *   warps 0, 1: Q, half by half | K | K | ... | K | Q, half by half | K ...
  *   warps 2, 3: V | V | ...                             | V | V ...
  *
- * So a box has up to 32 keys, there are few of them, and keys do not wait for room for values.
+ * So boxes have up to 32 keys and are few, and keys do not wait for room for values.
  */
 #ifndef FI_WIDE_FEED_CUH
 #define FI_WIDE_FEED_CUH
@@ -14,11 +14,11 @@
 #include "plugins/flashinfer_like/kernels/prefill_feed.cuh"
 #include "plugins/flashinfer_like/kernels/wide_stages.cuh"
 
-/* What a warp copies, and where it is in the stages. */
+/* What a warp copies, and its position in the stages. */
 struct wide_feed {
     bool values;
-    int column; /* its first one */
-    char *to;   /* the first stage's */
+    int column; /* the first one */
+    char *to;   /* of the first stage */
     u32 full, empty;
     const fi_tensor_map *cache, *fresh;
     int stages, slot;
@@ -46,9 +46,9 @@ DEVICE void feed_advance(wide_feed &f)
 
 /* ---- Queries ------------------------------------------------------------------------------- */
 
-/* Some panels of an item's queries, from `column` on, 16 rows at a time, whose places lanes 0 to 15
- * find. Rows after the last that is there are copies of it up to the next 16, and further on what they
- * were: nothing that comes of them is stored. */
+/* Copies some panels of an item's queries, from `column` on, 16 rows at a time, whose addresses
+ * lanes 0 to 15 compute. Rows after the last are copies of it up to the next 16, and keep their old
+ * contents after that; their results are not stored. */
 template <typename S, int panels>
 DEVICE void copy_panels(const fi_call &c, const struct work &w, int column, char *to)
 {
@@ -69,7 +69,7 @@ DEVICE void copy_panels(const fi_call &c, const struct work &w, int column, char
     }
 }
 
-/* This warp's copies are on their way, and it has no more for this barrier. */
+/* Arrives for this warp, once its copies so far have completed. */
 DEVICE void copies_end(u32 full)
 {
     barrier_expect_copies(full);
@@ -78,8 +78,8 @@ DEVICE void copies_end(u32 full)
         barrier_arrive(full);
 }
 
-/* The same of a tile with more rows, where a box has whole queries; rows after the last are whatever lies
- * there. */
+/* The same by boxes, for more rows, if a box has whole queries. Rows after the last have any
+ * contents. */
 template <typename S, int panels>
 DEVICE void load_panels(const fi_call &c, const struct work &w, int column, u32 to, u32 full)
 {
@@ -107,7 +107,7 @@ DEVICE void feed_queries(const fi_call &c, const struct work &w, int column, cha
     copies_end(full);
 }
 
-/* Tell the item to the others, and start the copies of its queries. */
+/* Publishes the item, and starts the copies of its queries. */
 template <typename S>
 DEVICE void wide_start(const fi_call &c, const struct work &w, char *shared,
                        struct control *control, int place, wide_feed &f)
@@ -128,7 +128,7 @@ DEVICE void wide_start(const fi_call &c, const struct work &w, char *shared,
 
 /* ---- A unit -------------------------------------------------------------------------------- */
 
-/* Groups of 16 keys that come row by row. */
+/* Copies groups of 16 keys row by row. */
 template <typename S>
 DEVICE void feed_rows(const fi_call &c, const index_sequence &q, const unit_feed &u,
                       const wide_feed &f)
@@ -152,7 +152,7 @@ DEVICE void feed_rows(const fi_call &c, const index_sequence &q, const unit_feed
     __syncwarp(); /* before the warp's arrival */
 }
 
-/* A unit whose keys come in any way: the boxes, a lane each, and row by row. */
+/* Copies a unit of any kind: boxes, one per lane, and rows. */
 template <typename S>
 DEVICE void feed_any(const fi_call &c, const struct work &w, int first, wide_feed &f)
 {
@@ -182,7 +182,7 @@ DEVICE void feed_any(const fi_call &c, const struct work &w, int first, wide_fee
 
 /* ---- Units --------------------------------------------------------------------------------- */
 
-/* Units whose keys all come in boxes. */
+/* Copies units whose keys are all in boxes. */
 template <typename S, bool is_new>
 DEVICE void feed_run(const fi_call &c, const struct work &w, int first, int units, wide_feed &f)
 {
@@ -219,7 +219,7 @@ DEVICE void feed_run(const fi_call &c, const struct work &w, int first, int unit
     }
 }
 
-/* Units from key `first` on. */
+/* Copies units from key `first` on. */
 template <typename S>
 DEVICE void feed_keys(const fi_call &c, const struct work &w, int first, int units, wide_feed &f)
 {
@@ -258,8 +258,8 @@ DEVICE wide_feed find_feed(const fi_call &c, char *shared, struct control *contr
     return f;
 }
 
-/* The next item is looked up when some of this one is on its way; its queries come when this one's
- * scores are done. */
+/* The loop of a copying warp. It looks the next item up once some units of this one are in flight.
+ * The next item's queries are copied after this one's scores. */
 template <typename S>
 DEVICE void wide_produce(const fi_call &c, const cursor &at, char *shared, struct control *control)
 {

@@ -1,25 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * wide_stages.cuh: what a block of wide.cuh has in shared memory, and what its warps tell each other
- * there:
+ * wide_stages.cuh: shared memory and barriers of a block of wide.cuh.
  *
  *   | Q | K stages | V stages | P, twice | control: barriers, work, factors |
  *
- *   Q              half of the columns; the others come as a unit of K, to be held in registers
- *   q, k_full      the two warps that copy queries and keys arrive; with q_full control's work is there
+ *   Q              half of the columns; the other half arrives as a unit of K and stays in registers
+ *   q, k_full      the two warps that copy queries and keys arrive; q_full also publishes `work`
  *   v_full         the two warps that copy values arrive
- *   q_empty        those who score need the item's queries no more, and those who add values are
- *                  done with the item before it: its place in `work` is the next one's
- *   k_empty        the four warps that score arrive
- *   v_empty        the eight warps that add values arrive
- *   p_full, empty  the same two, of probabilities
+ *   q_empty        the scoring warps no longer need the item's queries, and the adding warps have
+ *                  ended the previous item, so its place in `work` is free
+ *   k_empty        the four scoring warps arrive
+ *   v_empty        the eight adding warps arrive
+ *   p_full, empty  the scoring warps fill a buffer of probabilities, the adding warps release it
  */
 #ifndef FI_WIDE_STAGES_CUH
 #define FI_WIDE_STAGES_CUH
 
 #include "plugins/flashinfer_like/kernels/prefill_stages.cuh"
 
-/* As prefill_shape, for what is as in prefill.cuh; `consumers` are those who have scores there. */
+/* Has the fields of prefill_shape that the code of prefill.cuh needs. `consumers` are the threads
+ * that compute scores. */
 template <int dim_, int dim_v_, int keys_, int k_stages_, int stages_, bool is_f16_>
 struct wide_shape {
     static constexpr int dim = dim_;
@@ -33,7 +33,7 @@ struct wide_shape {
     static constexpr bool backwards = false;
 
     static constexpr int rows = FI_WIDE_ROWS;
-    static constexpr int columns = dim_v / 2; /* of a warpgroup's sums */
+    static constexpr int columns = dim_v / 2; /* sums of a warpgroup */
     static constexpr int consumers = GROUP_THREADS;
     static constexpr int adders = 2 * GROUP_THREADS;
     static constexpr int threads = GROUP_THREADS + consumers + adders;
@@ -42,9 +42,9 @@ struct wide_shape {
     static constexpr int panel_bytes = keys * ROW_BYTES;
     static constexpr int k_bytes = panels * panel_bytes;
     static constexpr int v_bytes = panels_v * panel_bytes;
-    static constexpr int held = panels / 2; /* panels of queries that are held in registers */
+    static constexpr int held = panels / 2; /* panels of queries in registers */
     static constexpr int q_bytes = (panels - held) * rows * ROW_BYTES;
-    /* A warp that copies has half of the panels of all keys, or values, so that boxes are large. */
+    /* A copying warp has half of the panels of all keys or values, so that boxes are large. */
     static constexpr int warp_keys = keys;
     static constexpr int copiers = WARPS / 2;
     static constexpr int warp_panels = panels / copiers;
@@ -52,7 +52,7 @@ struct wide_shape {
 
     static constexpr int k_at = q_bytes;
     static constexpr int v_at = k_at + k_stages * k_bytes;
-    static constexpr int p_at = v_at + stages * v_bytes; /* both buffers: of a row 64 bytes each */
+    static constexpr int p_at = v_at + stages * v_bytes; /* two buffers, each 64 bytes of a row */
     static constexpr int control_at = p_at + rows * ROW_BYTES;
     static constexpr int control_bytes = 4096;
     static constexpr int shared_bytes = control_at + control_bytes;
@@ -77,15 +77,16 @@ struct wide_shape {
 FI_WIDE_SHAPES(CHECK_SHAPE)
 #undef CHECK_SHAPE
 
-/* What the warps that score pass to the warps that add values, with a unit's probabilities: the factors
- * of its rows' sums and, with the last unit of an item, the totals of its rows. */
+/* Passed from scoring to adding warps with a unit's probabilities: the factors of its rows' sums
+ * and, with the last unit of an item, the totals of its rows. */
 struct wide_rows {
     float factor[FI_WIDE_ROWS], top[FI_WIDE_ROWS], sum[FI_WIDE_ROWS];
 };
 
 struct wide_control : control {
     unsigned long long p_full[2], p_empty[2];
-    u32 to_merge; /* slices of an item, while the next one may have `seen` already */
+    u32 to_merge; /* slices of an item; separate from `slices` and `seen`, which the next item may
+                   * use already */
     struct wide_rows rows[2];
 };
 

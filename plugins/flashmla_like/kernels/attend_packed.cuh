@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_packed.cuh: 8 query rows over tiles of 64 latents of mla.latent_fp8/1: 512 codes of e4m3, a
- * scale for each 128 of them, and 64 elements of bf16. The products are those of attend_codes.cuh, tokens or
- * dimensions as rows; codes are widened in registers. No scale is rounded into a key:
+ * attend_packed.cuh: 8 query rows over tiles of 64 latents of mla.latent_fp8/1: 512 e4m3 values, a
+ * scale for each 128 of them, and 64 bf16 elements. The products are those of attend_codes.cuh,
+ * with tokens or dimensions as rows; fp8 is widened in registers. No scale is rounded into a key:
  *
- *   S^T = scale_0 K_0 Q_0^T + ... + scale_3 K_3 Q_3^T + R Q_pe^T    K_b: 128 codes as fp16, R: bf16
- *   O_b^T += V_b^T (scale_b P)^T                                    V_b: 128 codes as fp16, or as bf16
+ *   S^T = scale_0 K_0 Q_0^T + ... + scale_3 K_3 Q_3^T + R Q_pe^T    K_b: 128 values as fp16, R: bf16
+ *   O_b^T += V_b^T (scale_b P)^T                                    V_b: 128 values as fp16 or bf16
  *
- * A tile has rows as they lie in the cache. A token is a row of the scores' products, so that its scales are numbers of
- * a lane. Probabilities are multiplied by their token's scale in fp32 and rounded once for each of the four parts: to
- * fp16 where a tile's scales are near each other (packed_unit), else to bf16, since scales may have any size. In bf16
- * codes are 2^-8 of what they stand for and probabilities 2^8, which keeps those apart that meet the smallest scales.
+ * A tile has the cache's row format. Tokens are rows of the scores' products, so a lane has the
+ * scales of its two tokens. Probabilities are multiplied by their token's scale in fp32, and
+ * rounded once for each of the four parts: to fp16 if a tile's scales are close to each other
+ * (packed_unit), else to bf16, since scales may have any size. With bf16, values are multiplied by
+ * 2^-8 and probabilities by 2^8, so that small scales do not underflow.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_PACKED_CUH
 #define FLASHMLA_LIKE_ATTEND_PACKED_CUH
@@ -21,7 +22,7 @@
 
 #define PACKED_PARTS   (MLA_LORA / PACKED_SCALED)
 #define PACKED_P_SCALE 256.0f
-#define PACKED_NEAR    8 /* how much smaller, as an exponent, scales of a tile of fp16 may be */
+#define PACKED_NEAR    8 /* fp16 tiles: least scale >= 2^-PACKED_NEAR times the largest */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
@@ -45,7 +46,7 @@ template <int N> DEVICE mla_shared<N> packed_find(unsigned char *memory)
     return m;
 }
 
-/* Whether probabilities of a buffer are fp16. */
+/* The address of the flag: are a buffer's probabilities fp16? */
 template <int N> DEVICE unsigned packed_form(const mla_shared<N> &m, int slot)
 {
     return m.odd + 32 + slot * 4;
@@ -58,7 +59,8 @@ DEVICE void shared_store_word(unsigned address, unsigned x)
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }
 
-/* Four codes of a lane of a part of a new latent, as the cache would hold them, and the part's scale. */
+/* A lane's four fp8 values of a part of a new latent, as the cache would store them, and the part's
+ * scale. */
 DEVICE u32 packed_codes(const char *c_kv, int part, int lane, float *scale)
 {
     const any16 *from = (const any16 *)c_kv + part * PACKED_SCALED;
@@ -71,14 +73,14 @@ DEVICE u32 packed_codes(const char *c_kv, int part, int lane, float *scale)
     return codes;
 }
 
-/* Two elements of its position-encoded part. */
+/* Two elements of the latent's position-encoded part. */
 DEVICE u32 packed_pair(const char *k_pe, int lane)
 {
     const any16 *from = (const any16 *)k_pe + lane * 2;
     return from[0] | (u32)from[1] << 16;
 }
 
-/* A new latent as a row of the cache, by a warp. */
+/* Writes a new latent in the cache's row format, by a warp. */
 DEVICE void packed_quantise(unsigned to, const char *c_kv, const char *k_pe, int lane)
 {
     const u32 pair = packed_pair(k_pe, lane);
@@ -93,7 +95,7 @@ DEVICE void packed_quantise(unsigned to, const char *c_kv, const char *k_pe, int
     shared_store_word(to + MLA_PACKED_ROPE_AT + lane * 4, pair);
 }
 
-/* Rows of a warp that are not `copied`: new, not seen, or at no multiple of 16 bytes. */
+/* Loads a warp's rows that are not `copied`: new, not visible, or unaligned. */
 DEVICE void packed_load_slow(const codes_source &mine, unsigned to, unsigned copied, int lane)
 {
 #pragma unroll 1
@@ -111,8 +113,8 @@ DEVICE void packed_load_slow(const codes_source &mine, unsigned to, unsigned cop
     fence_async_shared();
 }
 
-/* Eight rows of a warp, those that are `copied`: a bulk copy each, all by one lane. `far`: of a lane's row, in units of 16
- * bytes from `cache` on, so that a row's address takes one shuffle. */
+/* Copies eight of a warp's rows, those in `copied`: one lane issues one bulk copy for each. `far`:
+ * a lane's row, in units of 16 bytes from `cache`, so that a row's address takes one shuffle. */
 template <bool all>
 DEVICE void packed_copy_eight(const char *cache, unsigned far, unsigned to, unsigned full,
                               unsigned copied, int first, unsigned long long policy)
@@ -130,7 +132,7 @@ DEVICE void packed_copy_eight(const char *cache, unsigned far, unsigned to, unsi
     __syncwarp();
 }
 
-/* Of a warp's rows those that are `copied`; one copy where all lie side by side. */
+/* Copies a warp's rows in `copied`; by one copy if all 16 are contiguous. */
 DEVICE void packed_copy(const char *cache, unsigned far, unsigned to, unsigned full,
                         unsigned copied, int lane, unsigned long long policy)
 {
@@ -150,8 +152,8 @@ DEVICE void packed_copy(const char *cache, unsigned far, unsigned to, unsigned f
     }
 }
 
-/* A warp's 16 rows of a tile. One lane arrives at `full` for what is copied; all lanes arrive once more, since each may
- * have written some of the others. */
+/* Loads a warp's 16 rows of a tile. One lane arrives at `full` for the bulk copies. All lanes
+ * arrive again, as each may have written other rows. */
 DEVICE void packed_load(const mla_call &c, const codes_source &mine, unsigned tile, unsigned full,
                         int warp, int lane)
 {
@@ -198,7 +200,7 @@ DEVICE float4 packed_load_scales(unsigned address)
     return make_float4(bits_f32(x.x), bits_f32(x.y), bits_f32(x.z), bits_f32(x.w));
 }
 
-/* Products of the position-encoded part. `at`: the lane's first two elements of its first token. */
+/* Products of the position-encoded part. `at`: the first two elements of the lane's first token. */
 template <int N> DEVICE void packed_multiply_rope(float (&s)[N / 2], unsigned q, unsigned at)
 {
     const unsigned long long b =
@@ -216,7 +218,7 @@ template <int N> DEVICE void packed_multiply_rope(float (&s)[N / 2], unsigned q,
     wgmma_commit();
 }
 
-/* A part's products times its scales. */
+/* Adds a part's products times its scales to the scores. */
 template <int N>
 DEVICE void packed_take_part(float (&s)[N / 2], float (&sums)[N / 2], const mla_shared<N> &m,
                              const packed_scales &scales, int part, int lane)
@@ -233,7 +235,7 @@ DEVICE void packed_take_part(float (&s)[N / 2], float (&sums)[N / 2], const mla_
     }
 }
 
-/* `at`: where block 0 is in the lane's first token. */
+/* `at`: the place of block 0 in the lane's first token. */
 template <int blocks> DEVICE void packed_load_chunk(codes_chunk<blocks> &k, unsigned at, int first)
 {
 #pragma unroll
@@ -243,8 +245,8 @@ template <int blocks> DEVICE void packed_load_chunk(codes_chunk<blocks> &k, unsi
             k.x[b][r] = codes_load(at + (first + b) * 32 + 8 * r * MLA_PACKED_BYTES);
 }
 
-/* The scores of a tile in units of log 2. Parts have two sets of sums in turn: one is multiplied by scales while
- * products go to the other. The tile is given back once all codes are loaded. */
+/* The scores of a tile in units of log 2. Two sets of sums alternate: one is multiplied by scales
+ * while products are added to the other. The tile is released when all values are loaded. */
 template <int N>
 DEVICE void packed_scores(float (&s)[N / 2], const packed_scales &scales, const mla_shared<N> &m,
                           unsigned tile, unsigned empty, float scale, int warp, int lane)
@@ -292,11 +294,11 @@ DEVICE void packed_scores(float (&s)[N / 2], const packed_scales &scales, const 
 
 /* ---- Probabilities --------------------------------------------------------------------------- */
 
-/* How probabilities times scales are handed over. Sums of values are 2^(141 - top) times what they stand for, `top`
- * being the largest exponent of a scale of the unit so far. Tiles whose scales are near it have fp16; where one is too
- * small for that, bf16. */
+/* The factor of probabilities times scales. Sums of outputs are scaled by 2^(141 - top), with `top`
+ * the largest exponent of a scale of the unit so far. Tiles are fp16 if their scales are close to
+ * it, and bf16 if one is too small for that. */
 struct packed_unit {
-    int top = 15; /* at least this, so that no power of two is out of range */
+    int top = 15; /* the minimum keeps all powers of two in range */
 
     DEVICE_MEMBER float up(void) const
     {
@@ -308,7 +310,7 @@ struct packed_unit {
     }
 };
 
-/* Exponents of a tile's scales, but for those that are 0, into the warp's bytes. */
+/* Writes the smallest and largest exponent of the warp's nonzero scales of a tile. */
 DEVICE void packed_measure(const packed_scales &scales, unsigned marks, int warp, int lane)
 {
     unsigned least = ~0u, most = 0;
@@ -330,7 +332,7 @@ DEVICE void packed_measure(const packed_scales &scales, unsigned marks, int warp
     }
 }
 
-/* What all warps measured: whether probabilities are fp16. `shrink`: what sums so far are to be multiplied by. */
+/* Combines the warps' exponents: are probabilities fp16? `shrink`: the factor of earlier sums. */
 template <int warps> DEVICE bool packed_agree(packed_unit &unit, unsigned marks, float &shrink)
 {
     unsigned least = ~0u, most = 0;
@@ -361,7 +363,7 @@ DEVICE void packed_store_part(unsigned p, const float (&s)[N / 2], const packed_
     store_turned<N, is_f16>(p + part * MLA_SHARED_P(N), x, warp, lane);
 }
 
-/* Probabilities times the scales of each part. */
+/* Stores probabilities times the scales of each part. */
 template <int N, bool is_f16>
 DEVICE void packed_store(unsigned p, const float (&s)[N / 2], const packed_scales &scales, float up,
                          int warp, int lane)
@@ -447,8 +449,8 @@ template <int N> DEVICE void packed_score(const mla_call &c, const mla_shared<N>
 
 /* ---- Values ---------------------------------------------------------------------------------- */
 
-/* Element i of two words of codes as a pair of bf16, 2^-8 of what they stand for. A code of NaN becomes a
- * number: its score is NaN already. */
+/* Element i of two words of fp8 values as a pair of bf16, times 2^-8. NaN becomes a number; the
+ * token's score is NaN already. */
 template <int i> DEVICE unsigned packed_widen(unsigned even, unsigned odd)
 {
     const unsigned x = __byte_perm(even, odd, 0x4400 + i * 0x1111);
@@ -471,7 +473,8 @@ DEVICE packed_values packed_load_values(unsigned at, int tokens)
     return v;
 }
 
-/* Two products of 16 tokens, whose rows are two of a lane's dimensions each. */
+/* Widens the operands of two products of 16 tokens; their rows are two of a lane's dimensions
+ * each. */
 DEVICE void packed_widen_values(const packed_values &v, unsigned (*a)[4])
 {
 #pragma unroll
@@ -497,8 +500,8 @@ DEVICE void packed_widen_half(const packed_values &v, unsigned (*a)[4])
     }
 }
 
-/* A tile's values in fp16, if `ready` says that this is what probabilities are in. `p`: those of this warpgroup's two
- * parts; `tile`: a lane's dimensions of the first of them. */
+/* Adds a tile's values in fp16, if `ready` returns that probabilities are fp16. `p`: those of this
+ * warpgroup's two parts; `tile`: a lane's dimensions of the first part. */
 template <int N, class wait>
 DEVICE bool packed_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty, int add,
                             const wait &ready)
@@ -545,7 +548,7 @@ DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty
     unsigned a[ahead][2][4];
     packed_values v = packed_load_values(tile, 0);
 #pragma unroll
-    for (int i = 0; i < 2 * steps; i++) { /* parts in turn */
+    for (int i = 0; i < 2 * steps; i++) { /* parts alternate */
         if (i >= ahead)
             wgmma_wait<ahead - 1>();
         packed_widen_values(v, a[i % ahead]);
@@ -567,7 +570,8 @@ DEVICE void packed_add(mla_sums<N> &o, unsigned p, unsigned tile, unsigned empty
         wgmma_arrived(o[n]);
 }
 
-/* New latents to their slots, a warp each; who reads them here reads them as they are given. */
+/* Copies new latents to their slots, one per warp. In this launch they are read from the operands
+ * instead. */
 DEVICE void packed_save(const mla_call &c, int warp, int warps, int lane)
 {
     const call_operands *o = &c.operands;

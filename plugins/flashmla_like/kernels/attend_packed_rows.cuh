@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * attend_packed_rows.cuh: N query rows, 16, 32 or 64, over tiles of 64 latents of mla.latent_fp8/1. Nothing is widened in
- * shared memory: tokens are the rows of scores' products, dimensions those of values', and both are widened to fp16 in
- * registers, from rows as they lie in the cache (attend_packed.cuh).
+ * attend_packed_rows.cuh: 16, 32 or 64 query rows over tiles of 64 latents of mla.latent_fp8/1.
+ * Nothing is widened in shared memory: tokens are the rows of the scores' products, dimensions
+ * those of the values'. Both are widened to fp16 in registers, from the cache's row format
+ * (attend_packed.cuh).
  *
  *   S^T[64 x N]   = K Q^T          warpgroup 1, one tile at a time
  *   O^T[512 x N] += V^T P^T        warpgroups 2 and 3, two parts of 128 dimensions each
  *
- * Scores go to warpgroups 2 and 3 in fp32, each of which makes the probabilities of half of the queries.
+ * Scores are passed in fp32 to warpgroups 2 and 3, each of which computes the probabilities of half
+ * of the queries.
  *
- * No scale is rounded into a key. Where all scales of a tile are powers of two, a code times its scale is exact in
- * fp16, and a tile's scores are one chain of products; else each part of 128 codes is summed separately, and multiplied
- * by its scale in fp32. Values are codes times scales rounded to fp16, at most 2^-10 off, and probabilities fp16; where
- * a scale is too large or too small for that, both are bf16, from there to the end of a unit.
+ * No scale is rounded into a key. If all scales of a tile are powers of two, an fp8 value times its
+ * scale is exact in fp16, and a tile's scores are one chain of products. Otherwise each part of 128
+ * values is summed separately, and multiplied by its scale in fp32. The values' operand is fp8
+ * times scale, rounded to fp16 (error at most 2^-10), with probabilities in fp16. If a scale is too
+ * large or too small for that, both are bf16 from that tile to the end of the unit.
  *
- * What exponentials are relative to is kept in shared memory. It changes only where a maximum exceeds it by 2^8, so in
- * most tiles the warps that look agree by one barrier that nothing changes, and exchange nothing.
+ * The reference of each query's exponentials is in shared memory. It changes only if a maximum
+ * exceeds it by 2^8. So in most tiles the warps agree through one barrier that nothing changes, and
+ * exchange nothing else.
  */
 #ifndef FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH
 #define FLASHMLA_LIKE_ATTEND_PACKED_ROWS_CUH
@@ -23,27 +27,27 @@
 #include "plugins/flashmla_like/kernels/attend_coded.cuh"
 #include "plugins/flashmla_like/kernels/attend_packed.cuh"
 
-#define TOKENS_UP                                                                                  \
-    256.0f /* scales are multiplied by this in fp16, where they lie between 2^-15 and 1/2 */
+#define TOKENS_UP    256.0f /* factor of scales in fp16, which must be between 2^-15 and 1/2 */
 #define TOKENS_LEAST 0x38000000u
 #define TOKENS_END   0x3f000000u
-#define TOKENS_UNSET -3.0e38f       /* what exponentials are relative to before a key is seen */
-#define TOKENS_TABLE (MLA_TILE * 2) /* bytes of a part's scales of a tile in fp16 */
+#define TOKENS_UNSET -3.0e38f       /* the reference before a key is seen */
+#define TOKENS_TABLE (MLA_TILE * 2) /* bytes of a part's scales in fp16 */
 
-/* Probabilities are 2^ROWS_P_LOG2 of what they are, or, from a unit's first tile in bf16 on, 2^TOKENS_WIDE_LOG2: values
- * of bf16 may be large. TOKENS_TURN: what sums are multiplied by then. */
+/* Probabilities are scaled by 2^ROWS_P_LOG2 or, from a unit's first bf16 tile on, by
+ * 2^TOKENS_WIDE_LOG2, as bf16 values may be large. TOKENS_TURN: the factor of earlier sums at that
+ * tile. */
 #define TOKENS_WIDE_LOG2 -8.0f
 #define TOKENS_TURN      (1.0f / 32768)
 
-/* What a tile's word says. */
-#define TOKENS_F16    1u /* probabilities are to be fp16, else bf16 */
-#define TOKENS_TURNED 2u /* it is the first one in bf16 of its unit */
-#define TOKENS_RAISED 4u /* sums so far are to be multiplied */
+/* Flags in a tile's word. */
+#define TOKENS_F16    1u /* probabilities are fp16, else bf16 */
+#define TOKENS_TURNED 2u /* this is the unit's first bf16 tile */
+#define TOKENS_RAISED 4u /* earlier sums must be multiplied by factors */
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* `scores`: of one tile, as the threads of warpgroup 1 have them. `raw`: the scales of two tiles in fp16, `odd`: their
- * words. */
+/* `scores`: of one tile, in the layout of warpgroup 1's threads. `raw`: the scales of two tiles in
+ * fp16; `odd`: their words. */
 template <int N> DEVICE mla_shared<N> tokens_find(unsigned char *memory)
 {
     mla_shared<N> m;
@@ -66,7 +70,7 @@ template <int N> DEVICE mla_shared<N> tokens_find(unsigned char *memory)
     return m;
 }
 
-/* What exponentials of each query are relative to. */
+/* The reference of each query's exponentials. */
 template <int N> DEVICE float *tokens_base(const mla_shared<N> &m)
 {
     return m.exchange + 4 * MLA_ROWS;
@@ -77,7 +81,7 @@ template <int N> DEVICE unsigned tokens_table(const mla_shared<N> &m, int slot)
     return m.raw + slot * (PACKED_PARTS * TOKENS_TABLE);
 }
 
-/* "barrier{.cta}.red.or": is `x` true in any of so many threads? */
+/* "barrier{.cta}.red.or": is `x` true in any of these threads? */
 template <int id, int threads> DEVICE bool tokens_any(bool x)
 {
     unsigned any;
@@ -102,11 +106,12 @@ template <int N> DEVICE void tokens_feed(const mla_call &c, const mla_shared<N> 
 
 /* ---- Warpgroup 1: queries -------------------------------------------------------------------- */
 
-/* Threads of a row of queries, each of which has so many of its panels. */
+/* Threads per row of queries, and panels of a row per thread. */
 #define TOKENS_QUERY(N)  (GROUP_THREADS / (N))
 #define TOKENS_PANELS(N) ((N)*8 / GROUP_THREADS)
 
-/* Where a thread's first panel of row `n` has its first 16 bytes; piece k of a panel is at this address ^ k * 16. */
+/* The address of the first 16 bytes of a thread's first panel of row `n`; piece k of a panel is at
+ * this address ^ k * 16. */
 template <int N> DEVICE unsigned tokens_query_at(const mla_shared<N> &m, int n, int first)
 {
     return m.q + first * (N * ROW_BYTES) + n * ROW_BYTES + n % 8 * 16;
@@ -126,8 +131,8 @@ template <int N> DEVICE unsigned tokens_query_top(unsigned at)
     return max(top & 0xffffu, top >> 16);
 }
 
-/* These panels in fp16, times `up`, in the order in which lanes load codes: of 16 elements lane t of four loads 4 t and
- * following, which are pairs t and 4 + t of a product. */
+/* Converts these panels to fp16, times `up`, in the order in which lanes load fp8: of 16 elements,
+ * lane t of four loads 4 t to 4 t + 3, which are pairs t and 4 + t of a product. */
 template <int N> DEVICE void tokens_convert_query(unsigned at, float up)
 {
 #pragma unroll 1
@@ -150,7 +155,7 @@ DEVICE unsigned tokens_scale_pair(unsigned pair, float by)
     return pack_pair<false>(bits_f32(pair << 16) * by, bits_f32(pair & 0xffff0000u) * by);
 }
 
-/* A thread's pieces of a row's q_pe, from `k` on. */
+/* Scales a thread's pieces of a row's q_pe, from `k` on. */
 template <int N> DEVICE void tokens_scale_query(unsigned at, int k, float by)
 {
 #pragma unroll
@@ -162,9 +167,10 @@ template <int N> DEVICE void tokens_scale_query(unsigned at, int k, float by)
     }
 }
 
-/* Queries that load_queries() left in bf16: q_nope as fp16 times 2^x, q_pe as bf16 times 2^x TOKENS_UP, so that all
- * products with a tile are one sum, which q_scale makes a score of. `size`: of the scale of scores, positive. x is at
- * most 104, so that sums of scores below 2^16 fit in fp32, and queries down to 2^-100 keep their bits. */
+/* Converts the queries that load_queries() left in bf16: q_nope to fp16 times 2^x, q_pe to bf16
+ * times 2^x TOKENS_UP. So all products with a tile are one sum, and q_scale turns it into a score.
+ * `size`: the magnitude of the scale of scores. x is at most 104, so that sums of scores below 2^16
+ * fit in fp32, and queries down to 2^-100 keep their bits. */
 template <int N>
 DEVICE void tokens_convert_queries(const mla_shared<N> &m, float size, unsigned phase, int thread)
 {
@@ -180,7 +186,7 @@ DEVICE void tokens_convert_queries(const mla_shared<N> &m, float size, unsigned 
     const float up = bits_f32((u32)(127 + x) << 23);
     tokens_convert_query<N>(at, up);
     tokens_scale_query<N>(tokens_query_at(m, n, MLA_LORA / PANEL), first, up * TOKENS_UP);
-    barrier_wait(m.p_empty, phase); /* the unit before is over */
+    barrier_wait(m.p_empty, phase); /* the previous unit has ended */
     if (thread < N) {
         m.q_scale[n] = fmaxf(size * bits_f32((u32)(127 - x) << 23) * (1 / TOKENS_UP), F32_LEAST);
         tokens_base(m)[n] = TOKENS_UNSET;
@@ -189,7 +195,8 @@ DEVICE void tokens_convert_queries(const mla_shared<N> &m, float size, unsigned 
     named_sync(1, GROUP_THREADS);
 }
 
-/* The keys [*lo, *hi) that every row of the block sees. A block without rows has one that sees none. */
+/* The keys [*lo, *hi) that every row of the block sees. A block without rows counts as one row that
+ * sees none. */
 template <int N>
 DEVICE void tokens_all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
                            const mla_shared<N> &m, int *lo, int *hi)
@@ -206,8 +213,8 @@ DEVICE unsigned tokens_times(unsigned pair, unsigned by)
     return pair;
 }
 
-/* "ldmatrix": of two blocks of 16 bytes of a warp's rows each lane's word, first rows 0 to 7 of the first one. `at`: of
- * row lane % 16, block lane / 16. Rows lie in different banks. */
+/* "ldmatrix": each lane's words of two blocks of 16 bytes of a warp's rows, first rows 0 to 7 of
+ * the first block. `at`: of row lane % 16, block lane / 16. Rows are in different banks. */
 DEVICE void tokens_load_blocks(unsigned (&x)[4], unsigned at)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -216,7 +223,7 @@ DEVICE void tokens_load_blocks(unsigned (&x)[4], unsigned at)
                  : "memory");
 }
 
-/* Codes of four products of a lane's two tokens. */
+/* A lane's fp8 values of two tokens for four products. */
 struct tokens_chunk {
     unsigned x[2][4];
 };
@@ -227,7 +234,8 @@ DEVICE void tokens_load(tokens_chunk &k, unsigned at)
     tokens_load_blocks(k.x[1], at + 32);
 }
 
-/* Their first operands; `first`, `second`: what codes of the two tokens are multiplied by. */
+/* Widens them to the products' first operands; `first`, `second`: the factors of the two tokens'
+ * values. */
 template <bool times>
 DEVICE void tokens_widen(const tokens_chunk &k, unsigned (&a)[4][4], unsigned first,
                          unsigned second)
@@ -243,7 +251,7 @@ DEVICE void tokens_widen(const tokens_chunk &k, unsigned (&a)[4][4], unsigned fi
         }
 }
 
-/* descriptor_advance() where no sum reaches the upper word. */
+/* descriptor_advance() for offsets that never carry into the upper word. */
 DEVICE unsigned long long tokens_advance(unsigned long long descriptor, unsigned bytes)
 {
     unsigned low, high;
@@ -264,8 +272,8 @@ DEVICE void tokens_multiply(float (&s)[N / 2], const unsigned (&a)[4][4], unsign
     wgmma_commit();
 }
 
-/* The products of the position-encoded part, which begin a tile's sums. `b`: of the queries, `at`: as
- * tokens_load_blocks() has it. */
+/* The products of the position-encoded part, which start a tile's sums. `b`: descriptor of the
+ * queries; `at`: see tokens_load_blocks(). */
 template <int N>
 DEVICE void tokens_multiply_rope(float (&s)[N / 2], unsigned (&a)[4][4], unsigned long long b,
                                  unsigned at)
@@ -281,14 +289,15 @@ DEVICE void tokens_multiply_rope(float (&s)[N / 2], unsigned (&a)[4][4], unsigne
     wgmma_commit();
 }
 
-/* The scale of a part of the token whose row begins at `row`. */
+/* The scale of a part of the token whose row starts at `row`. */
 DEVICE float tokens_scale(unsigned row, int part)
 {
     return bits_f32(shared_load_word(row + MLA_LORA + part * 4));
 }
 
-/* Scores where all scales are powers of two: one chain. `k` has the first codes, products of q_pe are under way with
- * a[0]; `by`: the scales of the lane's tokens. The tile is given back once all is loaded. */
+/* Scores if all scales are powers of two: one chain of products. `k` has the first values, and
+ * products of q_pe are in flight with a[0]. `by`: the scales of the lane's tokens. The tile is
+ * released when all values are loaded. */
 template <int N>
 DEVICE void tokens_scores_plain(float (&s)[N / 2], unsigned (&a)[2][4][4], tokens_chunk &k,
                                 const unsigned (&by)[PACKED_PARTS], unsigned long long b,
@@ -311,7 +320,7 @@ DEVICE void tokens_scores_plain(float (&s)[N / 2], unsigned (&a)[2][4][4], token
     wgmma_arrived(s);
 }
 
-/* The same with any scales: parts one after another. */
+/* The same for any scales: one part after another. */
 template <int N>
 DEVICE void tokens_scores_any(float (&s)[N / 2], unsigned (&a)[4][4], tokens_chunk &k,
                               unsigned long long b, unsigned row, unsigned at, unsigned empty)
@@ -341,8 +350,8 @@ DEVICE void tokens_scores_any(float (&s)[N / 2], unsigned (&a)[4][4], tokens_chu
     release(empty);
 }
 
-/* What a lane knows of a tile's scales: those of its two tokens, of part lane % 4, in fp16; of all of them whether
- * values are fp16. */
+/* A tile's scales: `pair` has those of the lane's two tokens, of part lane % 4, in fp16; f16: may
+ * the tile's values be fp16? */
 struct tokens_scales {
     unsigned pair;
     bool f16;
@@ -353,7 +362,7 @@ DEVICE bool tokens_fits(unsigned scale)
     return scale == 0 || scale - TOKENS_LEAST < TOKENS_END - TOKENS_LEAST;
 }
 
-/* Two numbers in fp16, times TOKENS_UP. */
+/* Two scales in fp16, times TOKENS_UP. */
 DEVICE unsigned tokens_pair(unsigned first, unsigned second)
 {
     unsigned pair;
@@ -363,7 +372,8 @@ DEVICE unsigned tokens_pair(unsigned first, unsigned second)
     return pair;
 }
 
-/* A tile's sums: scores before q_scale. The warps agree on the scales while the first products are under way. */
+/* A tile's sums: scores before q_scale. The warps vote on the scales while the first products are
+ * in flight. */
 template <int N>
 DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, unsigned tile,
                                    unsigned empty, int warp, int lane)
@@ -395,7 +405,7 @@ DEVICE tokens_scales tokens_scores(float (&s)[N / 2], const mla_shared<N> &m, un
     return scales;
 }
 
-/* A lane's numbers of the i-th eight columns. */
+/* A lane's two numbers for the i-th eight columns. */
 DEVICE float2 tokens_two(const float *numbers, int i, int lane)
 {
     float2 x;
@@ -406,18 +416,18 @@ DEVICE float2 tokens_two(const float *numbers, int i, int lane)
     return x;
 }
 
-/* Who relates scores of a tile to references. With 64 rows warpgroup 1 does, a thread all of its 64 columns: warpgroups 2
- * and 3 have no registers for it. With fewer these do, for half of the columns each, and warpgroup 1 goes on. */
+/* The threads that subtract references from scores. With 64 rows warpgroup 1 does so, with all 64
+ * columns per thread, as warpgroups 2 and 3 lack registers. With fewer rows warpgroups 2 and 3 do
+ * so, with half of the columns each, and warpgroup 1 continues. */
 template <int N> struct tokens_relater {
     static constexpr bool scores = N == MLA_ROWS;
     static constexpr int columns = scores ? N : N / 2, threads = scores ? 128 : 256;
     static constexpr int sums = columns / 2;                              /* of a thread */
-    static constexpr int barrier = scores ? 1 : 4, vote = scores ? 2 : 3; /* named ones */
-    int first, warp, lane; /* column; warp of its warpgroup */
+    static constexpr int barrier = scores ? 1 : 4, vote = scores ? 2 : 3; /* named barriers */
+    int first, warp, lane; /* first column; warp in its warpgroup */
 };
 
-/* What exponentials are relative to becomes the maximum where that exceeds it; `factor`: what sums are multiplied by
- * then. */
+/* Raises references to maxima that exceed them; `factor`: the factor of earlier sums. */
 template <int N>
 DEVICE void tokens_raise(const float (&s)[tokens_relater<N>::sums], const mla_shared<N> &m,
                          float *factor, float up, float turn, const tokens_relater<N> &me)
@@ -446,7 +456,7 @@ DEVICE void tokens_raise(const float (&s)[tokens_relater<N>::sums], const mla_sh
     named_sync(me.barrier, me.threads);
 }
 
-/* x: what are to be logarithms of probabilities times 2^`up`. Returns the largest. */
+/* x: logarithms of probabilities times 2^`up`. Returns the largest. */
 template <int N>
 DEVICE float tokens_relate(float (&x)[tokens_relater<N>::sums],
                            const float (&s)[tokens_relater<N>::sums], const mla_shared<N> &m,
@@ -466,7 +476,8 @@ DEVICE float tokens_relate(float (&x)[tokens_relater<N>::sums],
     return most;
 }
 
-/* The same, with references raised if need be, once free() has returned. Returns the word with that. */
+/* The same; raises references if necessary, after free() returns. Returns the word with
+ * TOKENS_RAISED if it did. */
 template <int N, class waiter>
 DEVICE unsigned tokens_refer(float (&x)[tokens_relater<N>::sums],
                              const float (&s)[tokens_relater<N>::sums], const mla_shared<N> &m,
@@ -483,7 +494,7 @@ DEVICE unsigned tokens_refer(float (&x)[tokens_relater<N>::sums],
     return word | TOKENS_RAISED;
 }
 
-/* A tile's scores and scales for warpgroups 2 and 3. */
+/* Passes a tile's scores and scales to warpgroups 2 and 3. */
 template <int N>
 DEVICE void tokens_give(const float (&s)[N / 2], const tokens_scales &scales, unsigned word,
                         const mla_shared<N> &m, int slot, int warp, int lane)
@@ -558,17 +569,17 @@ template <int N> DEVICE void tokens_score(const mla_call &c, const mla_shared<N>
         }
         barrier_wait(m.p_empty, phase);
         phase ^= 1;
-        named_sync(1, GROUP_THREADS); /* all have used the queries */
+        named_sync(1, GROUP_THREADS); /* no warp needs the queries any more */
     }
 }
 
 /* ---- Warpgroups 2 and 3: probabilities ------------------------------------------------------- */
 
-/* Each of the two has so many queries, of all of a tile's tokens. */
+/* Queries of each of warpgroups 2 and 3, for all of a tile's tokens. */
 #define TOKENS_HALF(N) ((N) / 2)
 
-/* Which of warpgroups 2 and 3 a thread is in, its warp and lane there, looked up where they are used: kept, they would
- * take registers from the sums. */
+/* A thread's warpgroup (of 2 and 3), warp and lane. Computed where it is used, as the sums need the
+ * registers. */
 struct tokens_place {
     int group, warp, lane;
 };
@@ -584,7 +595,7 @@ DEVICE void tokens_sync(void)
     named_sync(4, 2 * GROUP_THREADS);
 }
 
-/* The scores that warpgroup 1 left for a thread. */
+/* Reads a thread's scores from warpgroup 1. */
 template <int N>
 DEVICE void tokens_take(float (&s)[N / 4], const mla_shared<N> &m, const tokens_place &me)
 {
@@ -600,7 +611,7 @@ DEVICE void tokens_take(float (&s)[N / 4], const mla_shared<N> &m, const tokens_
     }
 }
 
-/* The column, of its warpgroup's half, whose sum a lane has. */
+/* The column, in its warpgroup's half, whose sum a lane has. */
 template <int N> DEVICE int tokens_column(int lane)
 {
     const int i = N == 64   ? (lane / 16 * 4 + lane / 8 % 2 * 2 + lane / 4 % 2)
@@ -609,7 +620,7 @@ template <int N> DEVICE int tokens_column(int lane)
     return i / 2 * 8 + lane % 4 * 2 + i % 2;
 }
 
-/* The sum of a warp's x of a column, by the lane that has it: halves change hands until each has one. */
+/* The sum over a warp of its lane's column: lanes exchange halves until each has one column. */
 template <int N> DEVICE float tokens_sum(const float (&x)[N / 8], int lane)
 {
     float y[N / 8];
@@ -633,8 +644,8 @@ template <int N> DEVICE float tokens_sum(const float (&x)[N / 8], int lane)
     return y[0];
 }
 
-/* What warpgroup 1 left of a tile becomes probabilities, in m.p. `sum`, of the lane's column, is multiplied by what is in
- * `factor` where references were raised. Returns the word with that. */
+/* Turns a tile's scores into probabilities in m.p. `sum`, of the lane's column, is multiplied by
+ * its `factor` if references were raised. Returns the word with TOKENS_RAISED in that case. */
 template <int N>
 DEVICE unsigned tokens_softmax(const mla_shared<N> &m, float &sum, unsigned word, float *factor,
                                const tokens_place &me)
@@ -660,7 +671,8 @@ DEVICE unsigned tokens_softmax(const mla_shared<N> &m, float &sum, unsigned word
     for (int i = 0; i < N / 8; i++)
         x[i] = s[i / 2 * 4 + i % 2] + s[i / 2 * 4 + i % 2 + 2];
     sum += tokens_sum<N>(x, me.lane);
-    if (tokens_relater<N>::scores) /* else tokens_refer() was where all have read m.p */
+    if (tokens_relater<N>::scores) /* otherwise tokens_refer() has synchronised after all reads of
+                                    * m.p */
         named_sync(3, 2 * GROUP_THREADS);
     if (word & TOKENS_F16)
         store_turned<N / 2, true>(m.p + half * ROW_BYTES, s, me.warp, me.lane);
@@ -671,7 +683,7 @@ DEVICE unsigned tokens_softmax(const mla_shared<N> &m, float &sum, unsigned word
     return word;
 }
 
-/* Column `n` in the end: what sums of values are to be multiplied by. Its LSE is written. */
+/* Finishes column `n`: writes its LSE, and returns the final factor of its sums. */
 template <int N>
 DEVICE float tokens_finish_column(const mla_call &c, const mla_walk &w, const index_sequence &q,
                                   const mla_shared<N> &m, bool wide, int n)
@@ -693,13 +705,13 @@ DEVICE float tokens_finish_column(const mla_call &c, const mla_walk &w, const in
     return softmax_end(&mine) * shrink * (wide ? 1.0f : 1 / (ROWS_P_SCALE * TOKENS_UP));
 }
 
-/* m.factor becomes what sums of a unit are to be multiplied by in the end. `sum`: of the lane's column. */
+/* Sets m.factor to the final factors of a unit's sums. `sum`: of the lane's column. */
 template <int N>
 DEVICE void tokens_finish(const mla_call &c, const mla_walk &w, const index_sequence &q,
                           const mla_shared<N> &m, float sum, bool wide, const tokens_place &me)
 {
     const int thread = (me.group * 4 + me.warp) * 32 + me.lane;
-    tokens_sync(); /* all have read what was exchanged */
+    tokens_sync(); /* all threads have read the exchange */
     if (me.lane % (256 / N) < 4)
         m.exchange[me.warp * N + me.group * TOKENS_HALF(N) + tokens_column<N>(me.lane)] = sum;
     tokens_sync();
@@ -710,8 +722,8 @@ DEVICE void tokens_finish(const mla_call &c, const mla_walk &w, const index_sequ
 
 /* ---- Warpgroups 2 and 3: values -------------------------------------------------------------- */
 
-/* Two products of 16 tokens, whose rows are two of a lane's dimensions each: codes times scales of tokens 2 t and
- * 2 t + 1, and of those 8 further on. */
+/* Widens the operands of two products of 16 tokens; their rows are two of a lane's dimensions each.
+ * fp8 values are multiplied by the scales of tokens 2 t, 2 t + 1, 2 t + 8 and 2 t + 9. */
 DEVICE void tokens_widen_values(const packed_values &v, uint2 by, unsigned (&a)[2][4])
 {
 #pragma unroll
@@ -726,13 +738,14 @@ DEVICE void tokens_widen_values(const packed_values &v, uint2 by, unsigned (&a)[
     }
 }
 
-/* `at`: a lane's first two tokens of a part. */
+/* `at`: of a lane's first two tokens of a part. */
 DEVICE uint2 tokens_load_scales(unsigned at)
 {
     return make_uint2(shared_load_word(at), shared_load_word(at + 16));
 }
 
-/* A tile's values in fp16, parts in turn: two products at a time, the next two converted while these are under way. */
+/* Adds a tile's values in fp16; parts alternate. Two products are in flight while the next two are
+ * converted. */
 template <int N>
 DEVICE void tokens_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned table,
                             unsigned empty, int add)
@@ -767,7 +780,7 @@ DEVICE void tokens_add_half(mla_sums<N> &o, unsigned p, unsigned tile, unsigned 
         wgmma_arrived(o[n]);
 }
 
-/* Two codes of a pair of tokens, times their scales, in bf16. */
+/* Two fp8 values of a pair of tokens, times their scales, in bf16. */
 DEVICE unsigned tokens_wide_pair(unsigned pair, float first, float second)
 {
     float x, y;
@@ -780,7 +793,7 @@ DEVICE unsigned tokens_wide_pair(unsigned pair, float first, float second)
     return pack_pair<false>(x * first, y * second);
 }
 
-/* The same in bf16. `row`: of a lane's first token, where its scale of the first part is. */
+/* The same in bf16. `row`: of a lane's first token, at its scale of the first part. */
 template <int N>
 DEVICE void tokens_add_wide(mla_sums<N> &o, unsigned p, unsigned tile, unsigned row, unsigned empty,
                             int add)
@@ -817,7 +830,7 @@ DEVICE void tokens_add_wide(mla_sums<N> &o, unsigned p, unsigned tile, unsigned 
     release(empty);
 }
 
-/* With 64 columns there are no registers for all factors. */
+/* With 64 columns there are not enough registers for all factors. */
 template <int N> DEVICE void tokens_multiply_sums(mla_sums<N> &o, const mla_shared<N> &m, int lane)
 {
     if constexpr (N == MLA_ROWS)
@@ -826,7 +839,7 @@ template <int N> DEVICE void tokens_multiply_sums(mla_sums<N> &o, const mla_shar
         multiply<N>(o, m, lane);
 }
 
-/* A tile of the ring: its probabilities, and their products with its values. */
+/* Computes a tile's probabilities, and adds their products with its values. */
 template <int N>
 DEVICE void tokens_add_tile(mla_sums<N> &o, float &sum, unsigned &word, const mla_shared<N> &m,
                             const ring<MLA_PACKED_STAGES(N)> &at, int slot, int add)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * block.cuh: what blocks of all kernels are made of: shared memory and barriers, the walk over units of work, the
- * keys that rows see, copies of latents to shared memory, and a kernel of four or five warpgroups that each do one
- * thing. All go over the same units and tiles; barriers hand over tiles (full, empty) and probabilities (p_full,
- * p_empty).
+ * block.cuh: shared by all kernels: shared memory and barriers, iteration over units, visible keys,
+ * copies of latents, and the frame of a kernel of four or five warpgroups with one role each. All
+ * warpgroups iterate over the same units and tiles. Barriers pass tiles (full, empty) and
+ * probabilities (p_full, p_empty) between them.
  */
 #ifndef FLASHMLA_LIKE_BLOCK_CUH
 #define FLASHMLA_LIKE_BLOCK_CUH
@@ -23,18 +23,18 @@
 template <int N> struct mla_shared {
     unsigned q, tiles, p;
     float *exchange; /* [4 warps][N] */
-    float *factor;   /* [N] what outputs are multiplied by */
-    float *q_scale;  /* [N] what scores are multiplied by: e4m3 alone */
+    float *factor;   /* [N] factors of outputs */
+    float *q_scale;  /* [N] factors of scores: e4m3 only */
     int *lo, *hi;    /* [N] keys that a row sees */
     unsigned full, empty, p_full, p_empty;
-    unsigned scored;              /* 64 rows alone: scores of a tile are there */
-    unsigned raw_full, raw_empty; /* 64 rows over codes alone: those that are to be widened */
-    unsigned raw;                 /* 64 rows over packed latents alone: scales in fp16 */
-    unsigned odd;                 /* packed latents alone: marks of their scales */
-    unsigned scores;              /* 16 rows and more over packed latents alone */
+    unsigned scored;              /* 64 rows only: the scores of a tile are complete */
+    unsigned raw_full, raw_empty; /* 64 rows over fp8 only: fp8 tiles to be widened */
+    unsigned raw;                 /* packed latents, 16 rows and more: scales in fp16 */
+    unsigned odd;                 /* packed latents only: flags of their scales */
+    unsigned scores;              /* packed latents, 16 rows and more: scores */
 };
 
-/* One of the buffers of probabilities, `bytes` each, and factors. */
+/* One of the buffers of probabilities (`bytes` each) and factors. */
 template <int N, int bytes> DEVICE mla_shared<N> part_buffer(mla_shared<N> m, int slot)
 {
     m.p += slot * bytes;
@@ -44,7 +44,8 @@ template <int N, int bytes> DEVICE mla_shared<N> part_buffer(mla_shared<N> m, in
     return m;
 }
 
-/* Where warps exchange maxima: two buffers in turn, so that no warp waits for those that still read the last ones. */
+/* The buffer in which warps exchange maxima: two buffers alternate, so that no warp waits for
+ * readers of the previous maxima. */
 template <int N, int scorers> DEVICE mla_shared<N> exchange_buffer(mla_shared<N> m, int slot)
 {
     m.exchange += slot * (4 * scorers * N);
@@ -58,7 +59,7 @@ DEVICE void copy_async(unsigned to, const void *from, int bytes)
                  : "memory");
 }
 
-/* How the L2 cache keeps codes: those that only one block reads leave it first, so that the kernel's code, plans and
+/* The L2 policy of latents: those that only one block reads are evicted first. Code, plans and
  * tables, which are read again, stay. */
 DEVICE unsigned long long codes_policy(const mla_call &c)
 {
@@ -76,7 +77,7 @@ DEVICE void copy_async_by(unsigned to, const void *from, int bytes, unsigned lon
         : "memory");
 }
 
-/* Arrives when the copies of this thread so far have ended. */
+/* Arrives when this thread's copies so far have completed. */
 DEVICE void copy_arrive(unsigned barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
@@ -87,7 +88,7 @@ DEVICE void copy_wait(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* 16 bytes whose address is a multiple of 2. */
+/* Copies 16 bytes from an address that is a multiple of 2. */
 DEVICE void copy_slow(unsigned to, const char *from, int bytes)
 {
     u32 words[4] = {0, 0, 0, 0};
@@ -100,7 +101,7 @@ DEVICE void copy_slow(unsigned to, const char *from, int bytes)
 
 /* ---- Work ------------------------------------------------------------------------------------ */
 
-/* The block's range, and which of its pair the block is. `pair` is 1 or 2. */
+/* The block's range, and the block's number in its pair. `pair` is 1 or 2. */
 DEVICE int block_range(const mla_call &c)
 {
     return (int)blockIdx.x >> (c.pair - 1);
@@ -111,21 +112,22 @@ DEVICE int block_half(const mla_call &c)
     return (int)blockIdx.x & (c.pair - 1);
 }
 
-/* A range's units one after another. */
+/* Iterates over a range's units. */
 struct mla_walk {
-    mla_unit u;         /* but for its sequence */
-    const mla_unit *at; /* where it is, until its tiles begin */
+    mla_unit u;         /* without its sequence */
+    const mla_unit *at; /* its address, valid until its first tile */
     int unit;           /* its number */
     int t0, t1;         /* tiles */
 };
 
-/* The end of the range's mla_start: the first unit's number, the number of units, the range's length. */
+/* The last fields of the range's mla_start: the first unit's number, the end of the units, the
+ * range's length. */
 DEVICE int4 walk_line(const mla_call &c)
 {
     return *(const int4 *)&c.starts[block_range(c)].unit;
 }
 
-/* Read the unit where it is, but for its sequence. */
+/* Reads the unit at w.at, without its sequence. */
 DEVICE void walk_read(mla_walk &w)
 {
     const int4 x = *(const int4 *)w.at;
@@ -135,7 +137,7 @@ DEVICE void walk_read(mla_walk &w)
     w.u.tiles = x.w;
 }
 
-/* The unit's sequence, before its tiles. */
+/* The unit's sequence, while w.at is valid. */
 DEVICE void walk_sequence(const mla_call &c, const mla_walk &w, index_sequence *q)
 {
     *q = w.at->q;
@@ -144,7 +146,7 @@ DEVICE void walk_sequence(const mla_call &c, const mla_walk &w, index_sequence *
     q->first_new = c.operands.k ? q->first_new : q->kv_len;
 }
 
-/* The same after them. */
+/* The same later. */
 DEVICE void walk_sequence_again(const mla_call &c, mla_walk &w, index_sequence *q)
 {
     w.at = c.units + w.unit;
@@ -157,7 +159,7 @@ DEVICE bool walk_here(const mla_call &c, mla_walk &w, int range)
     return w.t0 < w.t1;
 }
 
-/* The range's first unit; false: it has no tiles. */
+/* Starts at the range's first unit; false: the range has no tiles. */
 DEVICE bool walk_begin(const mla_call &c, mla_walk &w)
 {
     const int4 line = walk_line(c);
@@ -167,25 +169,25 @@ DEVICE bool walk_begin(const mla_call &c, mla_walk &w)
     return w.unit < line.y && walk_here(c, w, line.z);
 }
 
-/* The next one. One of whose tiles the range has none is beyond its end, or begins so close before it that the next
- * one is. */
+/* Moves to the next unit; false: the range has none. If the range has no tiles of it, the unit lies
+ * after the range's end, or so close before it that the next range has all of its tiles. */
 DEVICE bool walk_next(const mla_call &c, mla_walk &w)
 {
     if (++w.unit >= c.most_units)
         return false;
     const int4 line = walk_line(c);
     w.at = c.units + w.unit;
-    walk_read(w); /* of the list, or not: the loads are under way together */
+    walk_read(w); /* before the check of w.unit, so that both loads overlap */
     return w.unit < line.y && walk_here(c, w, line.z);
 }
 
-/* Does the unit end here? Else it is the range's last one. */
+/* Does the range have the unit's end? If not, this is its last unit. */
 DEVICE bool walk_ends(const mla_walk &w)
 {
     return w.t1 == w.u.tiles;
 }
 
-/* Before the first unit, for a kernel that has no registers for walk_begin(). */
+/* Starts before the first unit, for kernels without registers for walk_begin(). */
 DEVICE mla_walk walk_before(const mla_call &c)
 {
     mla_walk w;
@@ -193,7 +195,7 @@ DEVICE mla_walk walk_before(const mla_call &c)
     return w;
 }
 
-/* Look the unit up again: code that needs it after its tiles then keeps no registers for it. */
+/* Reads the unit again, so that code after its tiles needs no registers for it. */
 DEVICE void walk_again(const mla_call &c, mla_walk &w)
 {
     w.at = c.units + w.unit;
@@ -206,29 +208,30 @@ DEVICE bool walk_whole(const mla_walk &w)
     return w.t0 == 0 && w.t1 == w.u.tiles;
 }
 
-/* The first of this block's rows in its sequence. */
+/* This block's first row in the sequence. */
 template <int N> DEVICE int first_row(const mla_call &c, const mla_walk &w)
 {
     return w.u.first_row + block_half(c) * N;
 }
 
-/* Where the parts of this block's unit lie, as a number of states of N rows. */
+/* The place of the parts of this block's unit, counted in states of N rows. */
 DEVICE i64 part_place(const mla_call &c, const mla_walk &w)
 {
     return (i64)plan_part_place(&c, block_range(c), w.t0 == 0) * c.pair + block_half(c);
 }
 
-/* Parts have their rows in eights, so that what a warp of mla_merge reads, eight rows of neighbouring dimensions, lies
- * in one piece. */
+/* Parts store rows in groups of eight. So the eight rows of adjacent dimensions that a warp of
+ * mla_merge reads are contiguous. */
 #define PART_EIGHT (MLA_LORA * 8)
 
-/* Where the block's part has dimension d of row n. */
+/* The address of dimension d of row n in the block's part. */
 template <int N> DEVICE float *part_find(const mla_call &c, const mla_walk &w, int n, int d)
 {
     return c.parts + part_place(c, w) * (MLA_LORA * N) + n / 8 * PART_EIGHT + d * 8 + n % 8;
 }
 
-/* A row's query and head. One query takes no division: what runs once a unit takes as long as its code is. */
+/* A row's query and head. With one query there is no division: code that runs once per unit takes
+ * as long as it is. */
 struct row_place {
     int query, head;
 };
@@ -257,7 +260,7 @@ DEVICE float *row_lse(const mla_call &c, const index_sequence &q, int row)
                      at.head * c.operands.lse_head);
 }
 
-/* The unit's sequence, and the keys [*lo, *hi) that any of its rows sees. */
+/* The unit's sequence, and the keys [*lo, *hi) that at least one of its rows sees. */
 template <int N>
 DEVICE void unit_begin(const mla_call &c, const mla_walk &w, const mask_rule &rule,
                        index_sequence *q, int *lo, int *hi)
@@ -269,7 +272,7 @@ DEVICE void unit_begin(const mla_call &c, const mla_walk &w, const mask_rule &ru
                  row_find(c, *q, last).query, lo, hi);
 }
 
-/* The keys [*lo, *hi) that a row of the block sees; of a row that is not there, none. */
+/* The keys [*lo, *hi) that a row of the block sees; none if the row does not exist. */
 template <int N>
 DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence &q,
                      const mask_rule &rule, int n, int *lo, int *hi)
@@ -284,8 +287,8 @@ DEVICE void row_seen(const mla_call &c, const mla_walk &w, const index_sequence 
     *hi = to;
 }
 
-/* The keys [*lo, *hi) that every row of the block sees: of its queries the first sees the fewest on the right, the last
- * on the left. */
+/* The keys [*lo, *hi) that every row of the block sees: the first query has the lowest end, the
+ * last query the highest begin. */
 template <int N>
 DEVICE void all_see(const mla_call &c, const mla_walk &w, const index_sequence &q,
                     const mla_shared<N> &m, int *lo, int *hi)
@@ -296,13 +299,13 @@ DEVICE void all_see(const mla_call &c, const mla_walk &w, const index_sequence &
 
 /* ---- Latents --------------------------------------------------------------------------------- */
 
-/* A lane's row of a warp's 16 of a tile. */
+/* The source of a lane's row, one of a warp's 16 of a tile. */
 struct mla_source {
     const char *c_kv, *k_pe;
-    int bytes; /* 16, or 0: zeros */
+    int bytes; /* 16, or 0 for zeros */
 };
 
-/* What the table has for key j, fetched a tile before it is needed; of what is not read there, 0. */
+/* The table's entry for key j, read one tile ahead; 0 for keys that are not read there. */
 DEVICE int find_entry(const mla_call &c, const index_sequence &q, int lo, int hi, int j)
 {
     return j >= lo && j < hi && j < q.first_new ? *index_entry(&c.batch, &q, c.page_size, j) : 0;
@@ -326,8 +329,8 @@ DEVICE const char *shuffle_pointer(const char *pointer, int lane)
     return (const char *)__shfl_sync(~0u, (unsigned long long)pointer, lane);
 }
 
-/* Eight lanes copy the 128 bytes that a row has in a panel, four rows at a time; of a tile of T
- * latents a warp has a quarter. `panels`: how many of them, from the first on. */
+/* Copies a warp's quarter of a tile of T latents. Eight lanes copy the 128 bytes of a row in a
+ * panel, four rows at a time. `panels`: the number of panels, from the first on. */
 template <int T, int panels = PANELS>
 DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, int warp, int lane,
                       bool aligned)
@@ -357,7 +360,7 @@ DEVICE void load_tile(const mla_call &c, const mla_source &mine, unsigned tile, 
     }
 }
 
-/* Are entries of the table slots that lie at equal distances, whatever page they are of? */
+/* Are the table's entries slots at equal distances, across pages? */
 DEVICE bool slots_in_line(const mla_call &c)
 {
     const call_operands &o = c.operands;
@@ -365,7 +368,7 @@ DEVICE bool slots_in_line(const mla_call &c)
            o.v_page == c.page_size * o.v_token;
 }
 
-/* find_source(), without divisions where rows are in line. */
+/* find_source(), without divisions if slots have equal distances. */
 DEVICE mla_source find_line_source(const mla_call &c, const index_sequence &q, int lo, int hi,
                                    int j, int entry)
 {
@@ -380,15 +383,14 @@ DEVICE mla_source find_line_source(const mla_call &c, const index_sequence &q, i
     return from;
 }
 
-/* Are latents of the full width, and a warp's rows of a tile in one piece each? */
+/* Do latents have the full width, and is each of a warp's rows contiguous? */
 DEVICE bool source_whole(const mla_call &c, const mla_source &mine)
 {
     const bool one = mine.k_pe - mine.c_kv == MLA_LORA * 2;
     return c.lora == MLA_LORA && c.rope == MLA_ROPE && __all_sync(~0u, one);
 }
 
-/* load_tile() of such rows, by few instructions: these, one after another, are what a warp that loads takes its time
- * for. */
+/* load_tile() for such rows, with fewer instructions: these limit a loading warp. */
 template <int T, int panels = PANELS>
 DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane)
 {
@@ -404,8 +406,9 @@ DEVICE void load_whole(const mla_source &mine, unsigned tile, int warp, int lane
     }
 }
 
-/* Warpgroup 0 over all tiles, of T latents each: `mine` is a lane's key of a tile. find() says where it is, from what
- * the table has for it; load() copies to a slot of the ring, where tiles arrive at a barrier. */
+/* The loop of warpgroup 0 over all tiles of T latents. `mine`: a lane's key of a tile. find()
+ * returns its source from its table entry; load() copies to a slot of the ring and arrives at a
+ * barrier. */
 template <int N, int T, int stages, class finder, class loader>
 DEVICE void feed_tiles(const mla_call &c, const mla_shared<N> &m, int mine, const finder &find,
                        const loader &load)
@@ -432,7 +435,7 @@ DEVICE void feed_tiles(const mla_call &c, const mla_shared<N> &m, int mine, cons
 
 /* ---- New latents, and rows of no sequence ------------------------------------------------------ */
 
-/* New latents to their slots; who reads them here reads them as they are given. */
+/* Copies new latents to their slots. In this launch they are read from the operands instead. */
 DEVICE void save_latents(const mla_call &c, int to_dtype, int thread, int threads)
 {
     const call_operands *o = &c.operands;
@@ -451,7 +454,7 @@ DEVICE void save_latents(const mla_call &c, int to_dtype, int thread, int thread
     save_kv_rows(&call, first + (int)blockIdx.x, end, (int)gridDim.x, 0, thread, threads);
 }
 
-/* Rows of no sequence, whose output has to be finite. */
+/* Clears rows of no sequence: their output must be finite. */
 DEVICE void clear_padding(const mla_call &c, int thread, int threads)
 {
     const int *indptr = c.batch.q_indptr;
@@ -469,7 +472,7 @@ DEVICE void clear_padding(const mla_call &c, int thread, int threads)
     }
 }
 
-/* What warpgroups 2 and 3 do while the first tile is loaded; `dtype` is the cache's. */
+/* Work of warpgroups 2 and 3 while the first tile is loaded; `dtype`: of the cache. */
 DEVICE void begin_rows(const mla_call &c, int dtype, int thread)
 {
     if (c.operands.save)
@@ -481,7 +484,7 @@ DEVICE void begin_rows(const mla_call &c, int dtype, int thread)
 
 #define DEVICE_MEMBER __device__ __forceinline__
 
-/* What a kernel's warpgroups do, as calls with `memory`, or with `c` and `m`. */
+/* The roles of a kernel's warpgroups, as calls with `memory`, or with `c` and `m`. */
 #define MLA_ROLES(found, feeds, scores, adds)                                                      \
     static DEVICE_MEMBER mla_shared<rows> find(unsigned char *memory)                              \
     {                                                                                              \
@@ -500,7 +503,7 @@ DEVICE void begin_rows(const mla_call &c, int dtype, int thread)
         adds;                                                                                      \
     }
 
-/* `start`: those of each thread when a block starts. */
+/* `start`: registers of each thread at launch. */
 template <int start, int registers> DEVICE void setmaxnreg(void)
 {
     if constexpr (registers < start)
@@ -509,7 +512,7 @@ template <int start, int registers> DEVICE void setmaxnreg(void)
         setmaxnreg_inc<registers>();
 }
 
-/* By one thread. */
+/* Called by one thread. */
 template <class roles> DEVICE void barriers_init(const mla_shared<roles::rows> &m)
 {
     for (int i = 0; i < roles::stages; i++) {
@@ -529,8 +532,8 @@ template <class roles> DEVICE void barriers_init(const mla_shared<roles::rows> &
     fence_barrier_init();
 }
 
-/* Lines of the arguments that blocks read, into the constant cache: here they are fetched while the kernel before still
- * runs. */
+/* Loads the lines of arguments that blocks read into the constant cache, while the previous kernel
+ * still runs. */
 DEVICE void fetch_arguments(const mla_call &c)
 {
     constexpr int line = 64, scales = offsetof(mla_call, operands.k_scales) / line;
@@ -541,11 +544,11 @@ DEVICE void fetch_arguments(const mla_call &c)
     for (int i = 0; i < end; i++)
         if (i <= scales || i >= batch)
             any |= words[i * line / 4];
-    if (any == 0xfeedbeef) /* so that the loads are not left out */
+    if (any == 0xfeedbeef) /* keeps the loads from being optimised away */
         __nanosleep(0);
 }
 
-/* `threads`: the kernel's launch bound, by which registers are divided. */
+/* `threads`: the kernel's launch bound, which determines registers per thread. */
 template <int threads, class roles> DEVICE void attend(const mla_call &c)
 {
     extern __shared__ __align__(1024) unsigned char memory[];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * merge.cuh: the parts of divided units into one. A piece of work is 8 rows of a unit and some of
- * its dimensions: MLA_MERGE_DIMS for each warp of a block, which goes over all parts; where there
- * are few pieces, all warps have the same dimensions and share out the parts.
+ * merge.cuh: adds the parts of divided units. A piece of work is 8 rows of a unit and some of its
+ * dimensions. Each warp of a block has MLA_MERGE_DIMS dimensions and adds all parts; with few
+ * pieces, warps share dimensions and each adds some of the parts.
  */
 #ifndef FLASHMLA_LIKE_MERGE_CUH
 #define FLASHMLA_LIKE_MERGE_CUH
@@ -13,12 +13,12 @@
 #include "plugins/common/cuda/ptx.cuh"
 
 #define MLA_MERGE_THREADS (MLA_MERGE_WARPS * 32)
-#define MERGE_BLOCKS      4 /* of a multiprocessor */
-#define MERGE_FETCHED     8 /* parts that a warp fetches at once */
+#define MERGE_BLOCKS      4 /* per multiprocessor */
+#define MERGE_FETCHED     8 /* parts that a warp loads at once */
 
-/* Logarithms: the latent's dimensions, those of a warp, and the fewest pieces that these are divided into, with one
- * warp for each MLA_MERGE_DIMS. All divisions here are by powers of two: an integer division takes as long as a
- * quarter of the time that a part takes to arrive. */
+/* Logarithms of the latent's dimensions, of a warp's dimensions, and of the fewest pieces per eight
+ * rows, with one warp for each MLA_MERGE_DIMS. All divisions here are by powers of two, as an
+ * integer division takes a quarter of the latency of a part. */
 #define MERGE_LORA   9
 #define MERGE_DIMS   4
 #define MERGE_CHUNKS 2
@@ -30,11 +30,11 @@ struct mla_piece {
     mla_divided unit;
     int number;       /* of the unit */
     int half, n0, d0; /* rows and dimensions */
-    int dims_log;     /* of the number of its dimensions */
-    int sharing_log;  /* of the number of warps that share out the parts */
+    int dims_log;     /* of its number of dimensions */
+    int sharing_log;  /* of the number of warps that share the parts */
 };
 
-/* Parts of a warp, on their way. */
+/* A warp's parts in flight. */
 struct merge_fetched {
     float4 x[MERGE_FETCHED];
 };
@@ -46,7 +46,7 @@ struct mla_merging {
     float4 sums[MLA_MERGE_WARPS * 32]; /* [warp][MLA_MERGE_DIMS][8] */
 };
 
-/* Pieces of each 8 rows by dimensions: as many as there are blocks for. */
+/* The logarithm of the pieces per 8 rows: as many as there are blocks for. */
 static __device__ int merge_chunks_log(int groups)
 {
     int log = MERGE_CHUNKS;
@@ -55,13 +55,14 @@ static __device__ int merge_chunks_log(int groups)
     return log;
 }
 
-/* With `fixed` the order of a sum may not depend on how many units are divided: where sequences are few, as for one. */
+/* The same with `fixed`: the order of a sum must not depend on how many units are divided. If
+ * sequences may be few, it is the order for one. */
 static __device__ int merge_fixed_log(const mla_call &c)
 {
     return c.part == MLA_FIXED_SHORT ? MERGE_LORA - MERGE_DIMS : MERGE_CHUNKS;
 }
 
-/* Piece i, with the unit of the piece before if it is the same. */
+/* Finds piece i; keeps the previous piece's unit if it is the same. */
 static __device__ void merge_find(const mla_call &c, int chunks_log, int i, mla_piece &p)
 {
     const int pair_log = c.pair - 1, eights_log = 31 - __clz(c.rows / 8);
@@ -81,14 +82,14 @@ static __device__ int part_at(const mla_call &c, const mla_piece &p, int part)
     return plan_part_place(&c, p.unit.first + part, part == 0) * c.pair + p.half;
 }
 
-/* Row n of the piece in its sequence; below 0: there is none. */
+/* Row n of the piece in its sequence; negative if it does not exist. */
 static __device__ int merge_row(const mla_call &c, const mla_piece &p, int n)
 {
     int row = p.unit.first_row + p.half * c.rows + p.n0 + n;
     return row < p.unit.rows ? row : -1;
 }
 
-/* Row n's maximum and its sum of weights, of the warps' ones. */
+/* Row n's maximum and sum of weights, over all warps. */
 static __device__ float merge_most(const mla_merging &m, int n)
 {
     float top = MERGE_EMPTY;
@@ -105,8 +106,8 @@ static __device__ float merge_total(const mla_merging &m, int n)
     return sum;
 }
 
-/* Weights of the parts; the maxima and sums of each warp's share of them. A sink counts as a part
- * without an output. */
+/* Computes the parts' weights, and the maxima and sums of each warp's parts. A sink counts as a
+ * part without an output. */
 static __device__ void merge_weights(const mla_call &c, const mla_piece &p, mla_merging &m)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -147,8 +148,8 @@ static __device__ void merge_take(float4 &sum, float4 x, const float *weight)
     sum.w += weight[3] * x.w;
 }
 
-/* Parts `begin` and following of a warp. `from`: where part 0 would lie, `stride` before part 1; it lies `ahead` of
- * that. */
+/* Loads a warp's parts from `begin` on. Part i is at from + i * stride; part 0 is `ahead`
+ * further. */
 static __device__ void merge_fetch(merge_fetched &parts, const mla_piece &p, const float *from,
                                    int stride, int ahead, int begin)
 {
@@ -171,8 +172,8 @@ static __device__ void merge_add(float4 &sum, const merge_fetched &parts, const 
     }
 }
 
-/* A warp's weighted sums: two lanes for the 8 rows of each dimension. The first parts are fetched
- * before their weights are known. */
+/* Computes a warp's weighted sums: two lanes have the 8 rows of each dimension. The first parts are
+ * loaded before their weights are known. */
 static __device__ void merge_sums(const mla_call &c, const mla_piece &p, mla_merging &m)
 {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = lane % 2 * 4;
@@ -196,7 +197,7 @@ static __device__ void merge_sums(const mla_call &c, const mla_piece &p, mla_mer
     m.sums[warp * 32 + lane] = sum;
 }
 
-/* Eight rows of as many dimensions as the piece has. */
+/* Stores the piece's eight rows and dimensions. */
 static __device__ void merge_out(const mla_call &c, const mla_piece &p, const mla_merging &m)
 {
     const int dims = 1 << p.dims_log;
@@ -233,13 +234,13 @@ extern "C" __global__ void __launch_bounds__(MLA_MERGE_THREADS, MERGE_BLOCKS)
     pdl_launch_dependents();
     pdl_wait();
     mla_piece p;
-    p.unit = c.plan->divided[0]; /* together with their number */
+    p.unit = c.plan->divided[0]; /* loaded together with num_divided */
     p.number = 0;
     const int groups = c.plan->num_divided * c.pair * (c.rows / 8);
     const int chunks_log = c.fixed ? merge_fixed_log(c) : merge_chunks_log(groups);
     for (int i = blockIdx.x; i < groups << chunks_log; i += gridDim.x) {
         merge_find(c, chunks_log, i, p);
-        if (merge_row(c, p, 0) < 0) /* of all threads: no row of the piece is there */
+        if (merge_row(c, p, 0) < 0) /* the same for all threads: the piece has no row */
             continue;
         merge_sums(c, p, m);
         __syncthreads();

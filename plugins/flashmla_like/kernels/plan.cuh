@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plan.cuh: units of the batch, laid out on a line that is cut into equal ranges (mla.h).
+ * plan.cuh: places the batch's units on a line, and cuts it into equal ranges (mla.h).
  */
 #ifndef FLASHMLA_LIKE_PLAN_CUH
 #define FLASHMLA_LIKE_PLAN_CUH
@@ -22,7 +22,7 @@ PORTABLE int plan_seq_units(const mla_call *c, int s)
     return (int_max(q.q_len, 0) * c->heads + rows - 1) / rows;
 }
 
-/* Unit `piece` of sequence s, but for its place on the line. */
+/* Unit `piece` of sequence s, without its place on the line. */
 PORTABLE mla_unit plan_unit(const mla_call *c, int s, int piece)
 {
     mask_rule rule = plan_rule(c);
@@ -38,7 +38,7 @@ PORTABLE mla_unit plan_unit(const mla_call *c, int s, int piece)
     return unit;
 }
 
-/* The first range that does tiles of a unit, and the last one. */
+/* The first and last range with tiles of a unit. */
 PORTABLE int plan_first_range(const mla_unit *unit, int range)
 {
     return (unit->begin + MLA_UNIT_COST) / range;
@@ -49,7 +49,7 @@ PORTABLE int plan_last_range(const mla_unit *unit, int range)
     return (unit->begin + MLA_UNIT_COST + unit->tiles - 1) / range;
 }
 
-/* Tiles [*t0, *t1) of a unit that range `r` does; none: *t0 >= *t1. */
+/* Range r's tiles [*t0, *t1) of a unit; empty if *t0 >= *t1. */
 PORTABLE void plan_tiles(const mla_unit *unit, int range, int r, int *t0, int *t1)
 {
     int base = unit->begin + MLA_UNIT_COST;
@@ -57,7 +57,7 @@ PORTABLE void plan_tiles(const mla_unit *unit, int range, int r, int *t0, int *t
     *t1 = int_min(unit->tiles, (r + 1) * range - base);
 }
 
-/* Is range `r` the second one that works on the unit where it begins? */
+/* Is range r the second one of the unit in which it starts? */
 PORTABLE int plan_divides(const mla_unit *unit, int range, int r)
 {
     return plan_first_range(unit, range) + 1 == r && plan_last_range(unit, range) >= r;
@@ -74,8 +74,8 @@ PORTABLE mla_divided plan_divided(const mla_call *c, const mla_unit *unit, int r
     return divided;
 }
 
-/* With `fixed`: tiles of each part but the last of a unit with so many tiles: `part`, or that times a power of two. A
- * few keys more move no border. */
+/* With `fixed`: tiles of each part, except the last, of a unit with `tiles` tiles: `part` times a
+ * power of two. A few more keys do not move the parts' borders. */
 PORTABLE int plan_fixed_range(int part, int tiles)
 {
     int range = part;
@@ -84,35 +84,35 @@ PORTABLE int plan_fixed_range(int part, int tiles)
     return range;
 }
 
-/* Where a unit begins that has ranges of its own, `range` tiles each, from range `first` on. */
+/* The place of a unit with ranges of its own, of `range` tiles each, from range `first` on. */
 PORTABLE int plan_own_begin(int range, int first)
 {
     return first * range - MLA_UNIT_COST;
 }
 
-/* How many parts of at most `range` tiles a unit has. */
+/* The number of parts of at most `range` tiles of a unit. */
 PORTABLE int plan_parts(int range, int tiles)
 {
     return (tiles + range - 1) / range;
 }
 
-/* Tiles of a part if as few parts as `longest` allows are equally long. */
+/* Tiles of a part, if the fewest parts of at most `longest` tiles have equal lengths. */
 PORTABLE int plan_equal_range(int longest, int tiles)
 {
     return plan_parts(plan_parts(longest, tiles), tiles);
 }
 
-/* The length of ranges that have whole units, which lie `place` apart. */
+/* The length of ranges of whole units that are `place` apart. */
 PORTABLE int plan_whole_range(const mla_call *c, int count, int place)
 {
     return int_max((count + c->ranges - 1) / c->ranges, 1) * place;
 }
 
-/* The range of a unit that begins at `at` of a line of `length`, where units stay whole. */
+/* The range of a whole unit at `at` on a line of `length`. */
 PORTABLE int plan_share(const mla_call *c, i64 at, i64 length)
 {
     int low = 0, high = c->ranges;
-    while (high - low > 1) { /* not by a division of 64 bits, which is a call */
+    while (high - low > 1) { /* avoids a 64-bit division, which is a call */
         int middle = low + (high - low) / 2;
         if (middle * length <= at * c->ranges)
             low = middle;
@@ -122,14 +122,16 @@ PORTABLE int plan_share(const mla_call *c, i64 at, i64 length)
     return low;
 }
 
-/* The place of a part of range r among all. A range of the line has two: for a unit that an earlier one began, and for
- * one that begins in it (`first`: the part is its first). */
+/* The place of a part of range r among all parts. A range of the line has two: one for a unit that
+ * starts in an earlier range, and one for a unit that starts in it (`first`: this is the unit's
+ * first part). */
 PORTABLE int plan_part_place(const mla_call *c, int r, int first)
 {
     return r < c->ranges ? 2 * r + first : c->ranges + r;
 }
 
-/* Where a range begins, at a unit of the list or, if there is none before `num_units`, nowhere. */
+/* The start of a range at a unit of the list. If `unit` is not below num_units, the range is
+ * empty. */
 PORTABLE mla_start plan_start(const mla_call *c, int unit, int num_units, int range)
 {
     mla_start start;
@@ -142,7 +144,7 @@ PORTABLE mla_start plan_start(const mla_call *c, int unit, int num_units, int ra
 
 #ifdef __CUDACC__
 
-/* Sum over the block before this thread, and of all. */
+/* The sum over the block's earlier threads; *total = over all threads. */
 static __device__ i64 plan_scan(i64 mine, i64 *total, i64 *sums)
 {
     int lane = threadIdx.x & 31, warp = threadIdx.x / 32;
@@ -164,7 +166,8 @@ static __device__ i64 plan_scan(i64 mine, i64 *total, i64 *sums)
     return before + sum - mine;
 }
 
-/* Sequences that a list has: with `fixed` those of many units, whose units stay whole, then the others. */
+/* The sequences of a list. With `fixed`, sequences of many units, which stay whole, are listed
+ * before the others. */
 enum { PLAN_ALL, PLAN_MANY, PLAN_FEW };
 
 static __device__ bool plan_lists(int units, int which)
@@ -172,7 +175,7 @@ static __device__ bool plan_lists(int units, int which)
     return which == PLAN_ALL || (units <= MLA_FIXED_UNITS) == (which == PLAN_FEW);
 }
 
-/* The last of a block's sequences whose units begin at `at` or before. */
+/* The last of the block's sequences whose units start at `at` or before. */
 static __device__ int plan_owner(const int *begins, int at)
 {
     int low = 0, high = MLA_PLAN_THREADS;
@@ -186,8 +189,8 @@ static __device__ int plan_owner(const int *begins, int at)
     return low;
 }
 
-/* Sequences and pieces into the list of units, after `count` others. Returns the number of all. All threads list the
- * units of a prompt, which one would take milliseconds for. */
+/* Appends the units of sequences to the list of `count` units, and returns the new count. All
+ * threads list the units of a prompt: for one thread they would take milliseconds. */
 static __device__ int plan_list(const mla_call *c, int count, int which, i64 *sums)
 {
     __shared__ int begins[MLA_PLAN_THREADS];
@@ -209,7 +212,7 @@ static __device__ int plan_list(const mla_call *c, int count, int which, i64 *su
     return int_min(count, c->most_units);
 }
 
-/* The sum of the units' lengths, and the longest one. */
+/* The sum of the units' lengths; *longest = the longest one. */
 static __device__ i64 plan_measure(const mla_call *c, int count, int *longest, i64 *sums)
 {
     __shared__ int most;
@@ -227,17 +230,17 @@ static __device__ i64 plan_measure(const mla_call *c, int count, int *longest, i
     return length;
 }
 
-/* How far apart units lie, each as far as the longest one is long, so that no cut divides one; 0 = each as far as it is
- * long itself. With `whole`, or where the longest range gets at most MLA_WHOLE_PERCENT longer than one that a cut
- * ends, which also has the cost of one unit more. `longest`: the longest unit; `least`: the length of ranges that cuts
- * end. */
+/* The equal distance between whole units (the longest unit's length), or 0: units follow each other
+ * and may be divided. Units are whole with `whole`, or if the longest range then takes at most
+ * MLA_WHOLE_PERCENT longer than a cut range, which has the cost of one more unit. `longest`: the
+ * longest unit; `least`: the length of cut ranges. */
 static __device__ int plan_place(const mla_call *c, int count, int longest, int least)
 {
     const i64 most = (least + MLA_UNIT_COST) * (100ll + MLA_WHOLE_PERCENT);
     return c->whole || plan_whole_range(c, count, longest) * 100ll <= most ? longest : 0;
 }
 
-/* Unit u has ranges of its own, with `range` tiles each, from range `first` on. */
+/* Gives unit u ranges of its own, of `range` tiles each, from range `first` on. */
 static __device__ void plan_own(const mla_call *c, int u, int range, int first)
 {
     const int parts = plan_parts(range, c->units[u].tiles);
@@ -249,8 +252,8 @@ static __device__ void plan_own(const mla_call *c, int u, int range, int first)
             plan_divided(c, &c->units[u], range);
 }
 
-/* Each of the units from `begin` to `count` has ranges of its own among [next, end): equal parts of at most `longest`
- * tiles, or, if that is 0, fixed ones. Ranges that are left over have none. */
+/* Gives each of units [begin, count) ranges of its own among [next, end): equal parts of at most
+ * `longest` tiles or, if that is 0, fixed ones. Remaining ranges are empty. */
 static __device__ void plan_owns(const mla_call *c, int begin, int count, int next, int end,
                                  int longest, i64 *sums)
 {
@@ -271,8 +274,8 @@ static __device__ void plan_owns(const mla_call *c, int begin, int count, int ne
         c->starts[r] = plan_start(c, 0, 0, 1);
 }
 
-/* The least number of tiles, up to `least`, for which no range needs parts of two units; 0 = there is none. Each part
- * has a unit's cost, so a range with two of them takes longer than others. */
+/* The smallest part length, up to `least`, for which no range needs parts of two units; 0 = there
+ * is none. Each part has a unit's cost, so a range with two parts takes longer than others. */
 static __device__ int plan_longest(const mla_call *c, int count, int least, i64 *sums)
 {
     int longest = int_max(least - MLA_UNIT_COST, MLA_LEAST_RANGE);
@@ -287,7 +290,7 @@ static __device__ int plan_longest(const mla_call *c, int count, int least, i64 
     return 0;
 }
 
-/* The first of `count` units whose first range is not before range r. */
+/* The first of `count` units whose first range is r or later. */
 static __device__ int plan_find(const mla_call *c, int count, int range, int r)
 {
     int low = 0, high = count;
@@ -301,7 +304,8 @@ static __device__ int plan_find(const mla_call *c, int count, int range, int r)
     return low;
 }
 
-/* Units whose line would be too long for an int: all whole, and so many that ranges are about equally long. */
+/* For units whose line would exceed an int: all units stay whole, in ranges of about equal
+ * length. */
 static __device__ void plan_shares(const mla_call *c, int count, i64 length, int longest, i64 *sums)
 {
     i64 at = 0, total;
@@ -320,7 +324,7 @@ static __device__ void plan_shares(const mla_call *c, int count, i64 length, int
     }
 }
 
-/* The first `count` units onto the line, and the line's ranges. */
+/* Places the first `count` units on the line, and cuts it into ranges. */
 static __device__ void plan_line(const mla_call *c, int count, i64 *sums)
 {
     int most;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_fused.cuh: Mamba2 and lightning by chunks in one launch, where no norm comes before the
- * recurrence: rows of q, k and v are read as they are, of the batch or after a convolution.
+ * chunk_fused.cuh: Mamba2 and lightning by chunks in one launch, if no norm precedes the
+ * recurrence: rows of q, k and v are read unchanged, from the batch or after a convolution.
  *
  *   P = lower (e^(g_i - g_j) beta_j q_i.k_j);  o = e^g q S + P v
  *   S <- e^(g_end) S + (e^(g_end - g) beta v)' k
  *
- * A block has 64 values of a head and all of k. Rows of q, k and v are bf16 and stay so. What stands
- * beside them in a product, of what is computed, is two bf16 numbers each: errors of 2^-17.
+ * A block has 64 values of a head and all of k. Rows of q, k and v stay bf16. The computed operand
+ * of each product is two bf16 numbers per element: errors of 2^-17.
  *
- * The first warpgroup has the transposed state, 64 x 128, as the sums of a product from the first
- * chunk to the last, and writes it to shared memory before each. The second and the third make
- * outputs, rows of tokens, of every other chunk. Of the fourth a warp has the copy engine bring
- * rows, three find gates.
+ * The first warpgroup has the transposed state, 64 x 128, in the accumulators of a product from the
+ * first chunk to the last, and writes it to shared memory before each chunk. The second and third
+ * compute outputs, rows of tokens, of alternate chunks. In the fourth, one warp issues TMA copies
+ * of rows, and three compute gates.
  */
 #ifndef LINEAR_LIKE_CHUNK_FUSED_CUH
 #define LINEAR_LIKE_CHUNK_FUSED_CUH
@@ -26,8 +26,8 @@ enum {
     FUSED_SUM = 0, /* of log decays, in units of log 2, as two numbers */
     FUSED_REST = 64,
     FUSED_BETA = 128,
-    FUSED_Q = 192,     /* what is left of a state, times sm_scale */
-    FUSED_K = 256,     /* what is left of an update at the end of the chunk, times beta */
+    FUSED_Q = 192,     /* the decay of the state, times sm_scale */
+    FUSED_K = 256,     /* the decay of an update to the end of the chunk, times beta */
     FUSED_BELOW = 320, /* from the first row of a row's block on */
     FUSED_ABOVE = 384, /* [3][64] to the first row of blocks 1, 2, 3, times beta and sm_scale */
     FUSED_DECAY = 576  /* of the whole chunk */
@@ -40,7 +40,7 @@ struct fused_memory {
     char *numbers_at;
     unsigned barriers;
 
-    /* What barriers are for: rows are there, and have been read; numbers; states. */
+    /* Barriers: rows have arrived, and have been read; numbers; states. */
     static constexpr int full = 0, read = full + FUSED_STAGES;
     static constexpr int found = read + FUSED_STAGES, used = found + FUSED_GATES;
     static constexpr int kept = used + FUSED_GATES, taken = kept + FUSED_STATES;
@@ -85,7 +85,7 @@ struct fused_memory {
         barrier_wait(barriers + 8 * (FIRST + n % SIZE), n / SIZE & 1);
     }
 
-    /* Until what was there SIZE before has been read. */
+    /* Waits until the data of SIZE chunks before has been read. */
     template <int FIRST, int SIZE> __device__ __forceinline__ void wait_free(int n) const
     {
         if (n >= SIZE)
@@ -118,7 +118,7 @@ struct fused_memory {
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* 16 bytes, or zeros. */
+/* Copies 16 bytes, or zeros. */
 DEVICE void copy_or_clear(unsigned to, const char *from, bool there)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -126,7 +126,7 @@ DEVICE void copy_or_clear(unsigned to, const char *from, bool there)
                  : "memory");
 }
 
-/* PLACES times 8 channels of 64 rows, `dim` of which are there, by a warp. */
+/* Copies PLACES times 8 channels of 64 rows, of which `dim` channels exist, by a warp. */
 template <int PLACES>
 DEVICE void copy_rows(const char *from, i64 apart, int rows, int dim, unsigned to)
 {
@@ -142,7 +142,7 @@ DEVICE void copy_rows(const char *from, i64 apart, int rows, int dim, unsigned t
     }
 }
 
-/* A chunk with fewer rows than a tile, whose other rows are to be 0. */
+/* Copies a chunk with fewer rows than a tile, and clears the other rows. */
 template <bool OUTPUTS>
 static __device__ __noinline__ void copy_few_rows(const linear_call &call, const states_work &work,
                                                   const linear_chunk &chunk, unsigned to)
@@ -162,7 +162,7 @@ static __device__ __noinline__ void copy_few_rows(const linear_call &call, const
     fence_async_shared();
 }
 
-/* By the copy engine: 64 rows from `row` of the batch on. */
+/* Copies 64 rows from row `row` of the batch on by TMA. */
 template <bool OUTPUTS>
 DEVICE void copy_boxes(const linear_maps &maps, const states_work &work, int ratio, int row,
                        unsigned to, unsigned barrier)
@@ -178,7 +178,7 @@ DEVICE void copy_boxes(const linear_maps &maps, const states_work &work, int rat
     tensor_load(to + half, &maps.q, barrier, 64, row, head, 0);
 }
 
-/* A warp. */
+/* Copies the rows of all chunks, by a warp. */
 template <bool OUTPUTS>
 DEVICE void copy_all_rows(const linear_call &call, const linear_maps &maps, const states_work &work,
                           const fused_memory &m, int lane)
@@ -206,7 +206,7 @@ DEVICE void copy_all_rows(const linear_call &call, const linear_maps &maps, cons
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* A warp, from the first three numbers of each row. */
+/* Computes a chunk's numbers from the first three of each row, by a warp. */
 DEVICE void find_numbers(const linear_dims &d, float *x, int lane)
 {
     const float last = x[FUSED_SUM + 63], last_rest = x[FUSED_REST + 63];
@@ -228,7 +228,7 @@ DEVICE void find_numbers(const linear_dims &d, float *x, int lane)
         x[FUSED_DECAY] = exp2f(last + last_rest);
 }
 
-/* Of a chunk, if there is one: its number of rows. */
+/* Loads the gates of a chunk, if it exists; returns its number of rows. */
 DEVICE int load_chunk_gates(const linear_call &call, const states_work &work, int n, int lane,
                             linear_gate (&gates)[2])
 {
@@ -239,7 +239,8 @@ DEVICE int load_chunk_gates(const linear_call &call, const states_work &work, in
     return from.rows;
 }
 
-/* Of every FUSED_GATE_WARPS-th chunk; those of the next one are loaded meanwhile. */
+/* Computes the numbers of every FUSED_GATE_WARPS-th chunk; gates of the next one are loaded
+ * meanwhile. */
 DEVICE void find_all_numbers(const linear_call &call, const states_work &work,
                              const fused_memory &m, int warp, int lane)
 {
@@ -267,7 +268,7 @@ DEVICE u32 pack_bf16(float low, float high)
     return pack_pair<false>(low, high);
 }
 
-/* What is left of two numbers when they have been rounded to `packed`. */
+/* The rounding errors of two numbers that were rounded to `packed`. */
 DEVICE u32 pack_bf16_rest(float low, float high, u32 packed)
 {
     return pack_bf16(low - bits_f32(packed << 16), high - bits_f32(packed & 0xffff0000));
@@ -275,7 +276,7 @@ DEVICE u32 pack_bf16_rest(float low, float high, u32 packed)
 
 /* ---- The state ------------------------------------------------------------------------------- */
 
-/* For the other warpgroup: rows of values, columns of k. */
+/* Writes the state for the other warpgroups: rows of values, columns of k. */
 DEVICE void keep_state(const fused_memory &m, int n, const state_tile &s, int warp, int lane)
 {
     const unsigned to = shared_address(m.state(n));
@@ -296,12 +297,12 @@ DEVICE void keep_state(const fused_memory &m, int n, const state_tile &s, int wa
     m.arrive<fused_memory::kept, FUSED_STATES>(n);
 }
 
-/* A left operand as two numbers: 64 rows, of which a warp has 16, by 64. */
+/* A left operand of two numbers per element: 64 rows by 64, 16 rows per warp. */
 struct fused_left {
     u32 whole[4][4], rest[4][4];
 };
 
-/* Values of a chunk's rows, transposed, times what is left of them at its end. */
+/* Values of a chunk's rows, transposed, with their decay to its end. */
 DEVICE void find_left(unsigned v, const float *numbers, int warp, int lane, fused_left &to)
 {
 #pragma unroll
@@ -322,7 +323,7 @@ DEVICE void find_left(unsigned v, const float *numbers, int warp, int lane, fuse
     }
 }
 
-/* S += V' k, under way. */
+/* Issues S += V' k. */
 DEVICE void add_updates(state_tile &s, const fused_left &left, unsigned k)
 {
     const unsigned long long b = matrix_descriptor(k, CHUNK_TILE / 2, 1024);
@@ -336,9 +337,9 @@ DEVICE void add_updates(state_tile &s, const fused_left &left, unsigned k)
     wgmma_commit();
 }
 
-/* The block's state through all of its chunks; returns its decay. The operand is not made while the
- * product before it is under way: where branches lie between, the assembler gives registers that a
- * product still reads to what comes next. */
+/* Propagates the block's state through all of its chunks; returns its decay. The operand is not
+ * computed during the previous product: with branches between them, the assembler reuses registers
+ * that a product still reads. */
 template <bool OUTPUTS>
 DEVICE float pass_all_rows(const linear_call &call, const states_work &work, const fused_memory &m,
                            int warp, int lane, state_tile &s)
@@ -376,7 +377,7 @@ DEVICE float pass_all_rows(const linear_call &call, const states_work &work, con
 
 /* ---- Outputs --------------------------------------------------------------------------------- */
 
-/* q k', under way. */
+/* Issues q k'. */
 DEVICE void multiply_keys(const fused_memory &m, int n, float (&sums)[32])
 {
     const unsigned long long a = matrix_descriptor(shared_address(m.q(n)), 16, 1024);
@@ -389,7 +390,7 @@ DEVICE void multiply_keys(const fused_memory &m, int n, float (&sums)[32])
     wgmma_commit();
 }
 
-/* q S, under way. */
+/* Issues q S. */
 DEVICE void read_state(const fused_memory &m, int n, float (&sums)[32])
 {
     const unsigned long long a = matrix_descriptor(shared_address(m.q(n)), 16, 1024);
@@ -407,7 +408,7 @@ DEVICE void read_state(const fused_memory &m, int n, float (&sums)[32])
     wgmma_commit();
 }
 
-/* sums += P v, under way. */
+/* Issues sums += P v. */
 DEVICE void add_values(float (&sums)[32], const fused_left &p, unsigned v)
 {
     const unsigned long long b = matrix_descriptor(v, CHUNK_TILE / 2, 1024);
@@ -421,8 +422,8 @@ DEVICE void add_values(float (&sums)[32], const fused_left &p, unsigned v)
     wgmma_commit();
 }
 
-/* Decayed products of a warp's rows with rows up to their own, as a left operand; `skip` is added to
- * those of a row with itself. */
+/* Decayed products of a warp's rows with rows up to their own, as a left operand; `skip` is added
+ * to the product of a row with itself. */
 DEVICE void find_products(const linear_dims &d, const float (&qk)[32], const float *x, float skip,
                           int warp, int lane, fused_left &to)
 {
@@ -465,13 +466,14 @@ DEVICE void find_products(const linear_dims &d, const float (&qk)[32], const flo
     }
 }
 
-/* Where a warp's outputs go: 64 values of a head. */
+/* The destination of a warp's outputs: 64 values of a head. */
 struct fused_place {
-    int head, value, values; /* the first, and how many there are from it on */
-    bool skips;              /* values of v have factors of their own */
+    int head, value, values; /* the first, and the number of existing ones from it on */
+    bool skips;              /* each value of v has its own factor */
 };
 
-/* What is done with values in fp32: a lane has pairs of them, in rows 16 warp + lane / 4 and 8 more. */
+/* Applies skip and z to values in fp32: a lane has pairs of them, in rows 16 warp + lane / 4 and 8
+ * more. */
 DEVICE void gate_values(const linear_call &call, const fused_memory &m, int n, int row, int rows,
                         const fused_place &place, int warp, int lane, float (&out)[32])
 {
@@ -501,7 +503,7 @@ DEVICE void gate_values(const linear_call &call, const fused_memory &m, int n, i
     }
 }
 
-/* Turned in shared memory, so that rows are written by 16 bytes a lane. */
+/* Transposes in shared memory, so that rows are stored with 16 bytes per lane. */
 DEVICE void write_values(const linear_call &call, char *turn, int row, int rows,
                          const fused_place &place, int warp, int lane, const float (&out)[32])
 {
@@ -525,7 +527,7 @@ DEVICE void write_values(const linear_call &call, char *turn, int row, int rows,
                 *(const uint4 *)(turn + tile_offset(4 * i + lane / 8, lane % 8));
 }
 
-/* Of every FUSED_OUTPUT_GROUPS-th chunk. */
+/* Computes outputs of every FUSED_OUTPUT_GROUPS-th chunk. */
 DEVICE void write_rows_of(const linear_call &call, const states_work &work, const fused_memory &m,
                           int group, int warp, int lane)
 {
@@ -581,7 +583,8 @@ DEVICE void pass_states(const linear_call &call, const states_work &work, const 
         store_last_state(call, work, panel, lane, s);
 }
 
-/* The state after a segment, from 0 on; after the first one of a sequence, from where it starts. */
+/* Computes the state after a segment, from 0; for a sequence's first segment, from its initial
+ * state. */
 DEVICE void pass_results(const linear_call &call, const states_work &work, const fused_memory &m,
                          int warp, int lane)
 {
@@ -589,7 +592,7 @@ DEVICE void pass_results(const linear_call &call, const states_work &work, const
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
     char *matrix = result_matrix(call, work, work.index);
     state_tile s = {};
-    if (here && work.number == 0) { /* kept: other segments may write where it is read */
+    if (here && work.number == 0) { /* stored, as other segments may overwrite the slot */
         load_first_state(call, work, panel, lane, s);
         carry_state((float *)(matrix + CHUNK_RESULT_NUMBERS) + panel * CHUNK_CARRY + lane * 4, true,
                     s);
@@ -604,7 +607,8 @@ DEVICE void pass_results(const linear_call &call, const states_work &work, const
 /* ---- Blocks ---------------------------------------------------------------------------------- */
 
 /* Segments of the window from chunk `first` on, times v heads, times slices of 64 values. Without
- * OUTPUTS results of segments that are not the last of a sequence; with them the last segments go first. */
+ * OUTPUTS: results of segments other than a sequence's last. With OUTPUTS: the last segments
+ * first. */
 template <bool OUTPUTS>
 DEVICE void fused_block(const linear_call &call, const linear_maps &maps, int first, char *memory)
 {

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_inverse.cuh: what chunk_states.cuh needs of each chunk of GDN with a norm: tiles of q and k,
- * decayed products of these, and (I + A)^-1 beta, which takes the place of w and u. Of the last two the
- * blocks of 16 x 16 on and below the diagonal are written.
+ * chunk_inverse.cuh: prepares each chunk of GDN with a norm for chunk_states.cuh: tiles of q and k,
+ * their decayed products, and (I + A)^-1 beta, which replaces w and u. Of the last two only blocks
+ * of 16 x 16 on and below the diagonal are written.
  *
- * Without a convolution rows come as they are, bf16: products of warpgroups find q k' and k k' once
- * for all v heads of a k head, and rows' lengths. After a convolution tiles of normalised rows are in
- * the workspace. Both products are decayed by the same numbers, which are found once for a v head.
+ * Without a convolution, rows are bf16 from the batch. Warpgroup products compute q k' and k k'
+ * once for all v heads of a k head, and the rows' lengths. After a convolution, tiles of normalised
+ * rows are in the workspace. Both products are multiplied by the same decays, which are computed
+ * once per v head.
  */
 #ifndef LINEAR_LIKE_CHUNK_INVERSE_CUH
 #define LINEAR_LIKE_CHUNK_INVERSE_CUH
@@ -14,7 +15,8 @@
 #include "plugins/linear_like/kernels/chunk_ready.cuh"
 #include "plugins/linear_like/kernels/tile_rows.cuh"
 
-/* Powers of two that bring rows near 1, twice as bf16 in a word; times / these are rows' lengths. */
+/* Powers of two that bring rows near length 1, twice as bf16 in a word; `times` divided by these
+ * are the rows' lengths. */
 struct inverse_memory : ready_memory {
     u32 *q_up, *k_up;
     float *lefts; /* [heads][3][64]: decays from each column to the first rows of blocks 1 to 3 */
@@ -26,8 +28,8 @@ struct inverse_memory : ready_memory {
         system = q;
     }
 
-    /* Of two heads at a time, where q and k were: the system, and a warp's block on its diagonal, in
-     * fp32. */
+    /* For two heads at a time, in place of q and k: the system, and each warp's block on its
+     * diagonal, in fp32. */
     __device__ __forceinline__ char *half(int number) const
     {
         return system + number * CHUNK_PRODUCTS;
@@ -38,13 +40,13 @@ struct inverse_memory : ready_memory {
         return (float *)k + (2 * warp + number) * 256;
     }
 
-    /* The products that the last warp gives to the first: its first sixteen columns. */
+    /* The products that the last warp passes to the first: its first sixteen columns. */
     __device__ __forceinline__ float4 *given(int lane) const
     {
         return (float4 *)(lefts + CHUNK_READY_HEADS * 3 * 64) + lane;
     }
 
-    /* Of head `number`, to block `block` of rows, which is not the first. */
+    /* Decays of head `number` to block `block` of rows, not the first block. */
     __device__ __forceinline__ float *left(int number, int block) const
     {
         return lefts + (3 * number + block - 1) * 64;
@@ -53,7 +55,7 @@ struct inverse_memory : ready_memory {
 
 /* ---- Tiles ----------------------------------------------------------------------------------- */
 
-/* A chunk's rows of q or k as the batch has them. */
+/* Copies a chunk's rows of q or k from the batch. */
 DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int first, char *tile)
 {
     const i64 apart = call.operands.mixed_row;
@@ -61,7 +63,7 @@ DEVICE void fetch_rows(const linear_call &call, const ready_chunk &chunk, int fi
                apart, chunk.rows, call.dims.k_dim, tile);
 }
 
-/* Both tiles of a head, as the convolution has written them. */
+/* Copies both tiles of a head, as written by the convolution. */
 template <int THREADS> DEVICE void fetch_tiles(const char *from, char *tiles)
 {
     const unsigned to = shared_address(tiles) + threadIdx.x * 16;
@@ -71,7 +73,7 @@ template <int THREADS> DEVICE void fetch_tiles(const char *from, char *tiles)
         copy_async(to + i, from + i);
 }
 
-/* A row's elements on the diagonal of a product; of the lanes that have them. */
+/* A row's elements on the diagonal of a product, in the lanes that have them. */
 DEVICE bool find_diagonal(const float (&x)[32], int warp, int lane, float (&to)[2])
 {
 #pragma unroll
@@ -86,19 +88,19 @@ DEVICE bool find_diagonal(const float (&x)[32], int warp, int lane, float (&to)[
     return lane % 4 == lane / 8;
 }
 
-/* What rows are to be multiplied by, of their squares' sums. */
+/* Writes the factors of rows, from their sums of squares. */
 DEVICE void write_lengths(const float (&sums)[2], int row, float *times, u32 *up)
 {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const int exponent = (int)(f32_bits(sums[i]) >> 23); /* 255: lengths are 0 then */
+        const int exponent = (int)(f32_bits(sums[i]) >> 23); /* 255: factors are 0 */
         const u32 half = exponent == 255 ? 1 : (u32)(127 - ((exponent - 127) >> 1));
         times[row + 8 * i] = bits_f32((254 - half) << 23) * rsqrtf(sums[i] + 1e-6f);
         up[row + 8 * i] = half << 7 | half << 23;
     }
 }
 
-/* Rows have length 1. */
+/* Writes factors 1, as rows are normalised. */
 DEVICE void write_ones(const inverse_memory &m)
 {
     const u32 one = 0x3f803f80;
@@ -122,7 +124,7 @@ DEVICE void convert_tiles(const inverse_memory &m, char *to)
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* A warp's products, as those of rows of length 1; `own`: a row's q times its k. */
+/* Scales a warp's products to rows of length 1; `own`: each row's q times its own k. */
 DEVICE void scale_products(const inverse_memory &m, float (&qk)[32], float (&kk)[32], int warp,
                            int lane)
 {
@@ -150,8 +152,8 @@ DEVICE void scale_products(const inverse_memory &m, float (&qk)[32], float (&kk)
     }
 }
 
-/* Decays from columns left of the diagonal's blocks to the first row of each block: a thread has columns of every
- * second head. Lanes that share columns need not find them again. */
+/* Writes decays from columns left of the diagonal's blocks to the first row of each block; a thread
+ * has columns of every second head. So lanes that share columns need not compute them again. */
 DEVICE void write_lefts(const inverse_memory &m, int heads)
 {
     const int j = threadIdx.x % CHUNK_ROWS;
@@ -183,7 +185,7 @@ struct inverse_decays {
         }
     }
 
-    /* Left of the diagonal's block, divided up at its first row. `left`: to that. */
+    /* Left of the diagonal's block, factored at its first row. `left`: to that row. */
     __device__ __forceinline__ void find_left(const float *left, int j, float (&to)[4]) const
     {
         const float2 of = *(const float2 *)(left + j);
@@ -192,7 +194,7 @@ struct inverse_decays {
             to[e] = below[e / 2] * (e % 2 ? of.y : of.x);
     }
 
-    /* Within it: columns of its half, 0 on and above the diagonal. */
+    /* In the diagonal's block: columns of its half, 0 on and above the diagonal. */
     __device__ __forceinline__ void find_within(const ready_gates &g, int j, int half, int lane,
                                                 float (&to)[4]) const
     {
@@ -207,7 +209,7 @@ struct inverse_decays {
     }
 };
 
-/* -beta of a lane's rows of block `block`; the compiler would negate each product. */
+/* -beta of a lane's rows of block `block`; otherwise the compiler would negate each product. */
 DEVICE void find_signed(const ready_gates &g, int block, int lane, float (&to)[2])
 {
 #pragma unroll
@@ -222,8 +224,8 @@ DEVICE void pack_products(const float (&x)[2][4], u32 (&to)[4])
         to[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
 }
 
-/* The last warp has four blocks of a head, the first one: this one takes one of those, with the products of sixteen
- * columns as the lanes have them. */
+/* The last warp has four blocks of a head, the first warp one. So the last warp passes one block to
+ * the first: products of sixteen columns, in the layout of lanes. */
 DEVICE void give_products(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
                           int warp, int lane)
 {
@@ -248,11 +250,12 @@ DEVICE void take_products(const inverse_memory &m, int lane, float (&qk)[8], flo
     }
 }
 
-/* Products of queries and keys to the workspace; the system of one of two v heads to shared memory. */
+/* Writes products of queries and keys to the workspace, and the system of one of two v heads to
+ * shared memory. */
 struct inverse_writer {
-    unsigned system, staged; /* the system; where the lane's part of a block is on its way */
+    unsigned system, staged; /* the system; the lane's part of a staged block */
 
-    /* Columns of block `pair` left of the diagonal's block, of block `block` of rows. */
+    /* Writes block [block, pair], left of the diagonal. */
     __device__ __forceinline__ void write_left(const float *qk, const float *kk,
                                                const inverse_decays &decays,
                                                const float (&times)[2], const float *left,
@@ -277,7 +280,7 @@ struct inverse_writer {
         store_matrices(staged + place * 512, packed);
     }
 
-    /* The diagonal's block; `to`: the lane's place in it, of the system in fp32. */
+    /* Writes the diagonal's block; `to`: the lane's place in the fp32 copy for the system. */
     __device__ __forceinline__ void write_within(const float *qk, const float *kk,
                                                  const inverse_decays &decays,
                                                  const float (&times)[2], const ready_gates &g,
@@ -304,7 +307,7 @@ struct inverse_writer {
     }
 };
 
-/* Block [3, 0], by the first warp. */
+/* Writes block [3, 0], by the first warp. */
 DEVICE void write_taken(const inverse_memory &m, const ready_gates &g, const inverse_writer &by,
                         const float *left, int lane)
 {
@@ -315,7 +318,7 @@ DEVICE void write_taken(const inverse_memory &m, const ready_gates &g, const inv
     by.write_left(qk, kk, decays, times, left, 3, 0, 1, lane);
 }
 
-/* All blocks of v head `number`, of which the system is number `half`. */
+/* Writes all blocks of v head `number`, whose system is number `half`. */
 DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const inverse_memory &m,
                           int number, int half, char *to, int warp, int lane)
 {
@@ -348,8 +351,8 @@ DEVICE void write_decayed(const float (&qk)[32], const float (&kk)[32], const in
     __syncwarp();
 }
 
-/* A warp's blocks on the diagonals, of which there is what is left of the unit matrix, are inverted
- * by substitution: a column a lane, two heads at once. */
+/* Inverts a warp's blocks on the diagonals of two heads by substitution, a column per lane; they
+ * contain the difference from the unit matrix. */
 DEVICE void invert_blocks(const inverse_memory &m, int heads, int warp, int lane)
 {
     const int j = lane % 16, first = 16 * warp, number = lane / 16 < heads ? lane / 16 : 0;
@@ -379,8 +382,8 @@ DEVICE void invert_blocks(const inverse_memory &m, int heads, int warp, int lane
     }
 }
 
-/* Numbers of the rows, of v's, and of what the state gives for k. `own`: a row's q times its k;
- * `v_times`: what rows of v are to be multiplied by; NULL = 1. */
+/* Writes the numbers of rows, of v's rows, and of the state's product with k. `own`: a row's q
+ * times its own k; `v_times`: factors of v's rows; NULL = 1. */
 DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, const ready_gates &g,
                               const float (&own)[2], bool has_own, const float *v_times,
                               float *numbers, int warp, int lane)
@@ -411,23 +414,23 @@ DEVICE void write_all_numbers(const linear_dims &d, const inverse_memory &m, con
 
 /* ---- (I + A)^-1 ------------------------------------------------------------------------------ */
 
-/* x, of which the compiler does not know that it is the same in each pass of a loop: addresses that it finds before the
- * loop would be spilled. */
+/* x, opaque to the compiler, which would otherwise hoist addresses out of the loop and spill
+ * them. */
 DEVICE int find_again(int x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* What sixteen columns of the inverse are to be multiplied by: beta, and CHUNK_INVERSE_ROOM. */
+/* The factors of sixteen columns of the inverse: beta and CHUNK_INVERSE_ROOM. */
 DEVICE void find_times(const float *beta, int column, int lane, float (&times)[2])
 {
     times[0] = CHUNK_INVERSE_ROOM * beta[16 * column + lane / 4];
     times[1] = CHUNK_INVERSE_ROOM * beta[16 * column + lane / 4 + 8];
 }
 
-/* (I + A)^-1 times `times`; sixteen columns, transposed as solve_columns() has them. The right side of a block of
- * rows is two numbers, too. TRIANGLE: what lies above the diagonal's blocks is not written. */
+/* (I + A)^-1 times `times`: sixteen columns, transposed as in solve_columns(). The right side of a
+ * block of rows is two numbers, too. TRIANGLE: blocks above the diagonal are not written. */
 template <bool TRIANGLE = false>
 DEVICE void write_columns(unsigned system, char *staging, int column, char *to, int lane,
                           const float (&times)[2])
@@ -436,7 +439,7 @@ DEVICE void write_columns(unsigned system, char *staging, int column, char *to, 
     u32 x[4][4] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        if (i == column) { /* of the unit matrix: the block's inverse, turned */
+        if (i == column) { /* the unit matrix's column gives the block's inverse, transposed */
             load_matrices_turned(system + tile_offset(16 * i + row, 2 * i + half), x[i]);
 #pragma unroll
             for (int n = 0; n < 4; n++)
@@ -478,7 +481,7 @@ DEVICE void write_columns(unsigned system, char *staging, int column, char *to, 
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* Gates of all heads, a row of a head each thread: of two heads at a time. */
+/* Gates of all heads, of two heads at a time: one row of a head per thread. */
 struct inverse_gates {
     linear_gate of[CHUNK_READY_HEADS / 2];
 
@@ -493,7 +496,7 @@ struct inverse_gates {
                                          head + 2 * i + number, 0);
     }
 
-    /* beta; and the log decay, where its sum will be. */
+    /* Writes beta, and the log decay in the place of its sum. */
     __device__ __forceinline__ void write(const linear_call &call, const inverse_memory &m,
                                           int heads, int rows) const
     {
@@ -515,7 +518,7 @@ struct inverse_gates {
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* A row's q times its k, of rows that were not rounded. */
+/* Loads a row's q times its own k, from unrounded rows. */
 DEVICE void load_own(const float *from, int warp, int lane, float (&own)[2])
 {
 #pragma unroll
@@ -523,7 +526,7 @@ DEVICE void load_own(const float *from, int warp, int lane, float (&own)[2])
         own[i] = from[16 * warp + lane / 4 + 8 * i] * PRODUCTS_ROOM;
 }
 
-/* Sums of log decays, a warp for a head, while products are under way: without a branch. */
+/* Sums log decays, one warp per head, during the products: without a branch. */
 DEVICE void sum_head_logs(const inverse_memory &m, int heads, int warp, int lane)
 {
     const ready_gates g(m, warp);
@@ -531,7 +534,7 @@ DEVICE void sum_head_logs(const inverse_memory &m, int heads, int warp, int lane
     sum_logs(scale_log(logs.x), scale_log(logs.y), lane, g, warp < heads);
 }
 
-/* q k' and k k' of rows as they are; `q_times`, `k_times` of shared memory, and tiles. */
+/* q k' and k k' of unscaled rows; writes `q_times` and `k_times` to shared memory, and tiles. */
 DEVICE void multiply_rows_raw(const inverse_memory &m, int heads, int warp, int lane,
                               float (&qk)[32], float (&kk)[32])
 {
@@ -552,8 +555,8 @@ DEVICE void multiply_rows_raw(const inverse_memory &m, int heads, int warp, int 
     wait_product<0>(qk);
 }
 
-/* Blocks: parts of v heads of a k head, k heads, chunks of the window, from the last to the first, as the cache has
- * what was written last. TILES: those of q and k are in the workspace. */
+/* Blocks: parts of v heads of a k head, k heads, chunks of the window, from the last to the first,
+ * as the last written data is in L2. TILES: those of q and k are in the workspace. */
 template <bool TILES> DEVICE void inverse_block(const linear_call &call, int first, char *memory)
 {
 #if HAS_HOPPER
@@ -620,7 +623,7 @@ template <bool TILES> DEVICE void inverse_block(const linear_call &call, int fir
         invert_blocks(m, here, warp, find_again(lane));
         __syncthreads();
 #pragma unroll 1
-        for (int i = 0; i < here; i++) { /* of two heads each warp has columns with as much to do */
+        for (int i = 0; i < here; i++) { /* over two heads, each warp has columns of equal work */
             const ready_values to(call, index, head + n + i, CHUNK_INVERSE);
             const int column = i ? 3 - warp : warp;
             const int at = find_again(lane);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_list.cuh: which sequences go by chunks, the list of these, and segments of it: found on the device, so that
- * graphs may replay any batch within their bounds.
+ * chunk_list.cuh: decides on the device which sequences are processed in chunks, and lists these
+ * chunks and their segments, so that graphs may replay any batch within their bounds.
  */
 #ifndef LINEAR_LIKE_CHUNK_LIST_CUH
 #define LINEAR_LIKE_CHUNK_LIST_CUH
@@ -10,8 +10,9 @@
 
 /* ---- The list of chunks ---------------------------------------------------------------------- */
 
-/* Chunks of a sequence, from `at` of the list on if that is not negative, of `all` the first `late` behind the others;
- * returns their number. A warp; a chunk ends with a row that has a snapshot, or with 64 rows. */
+/* Lists a sequence's chunks from place `at` on, unless it is negative, and returns their number. Of
+ * `all` chunks the first `late` are placed after the others. By a warp. A chunk ends at a row with
+ * a snapshot, or after 64 rows. */
 DEVICE int list_chunks(const linear_call &call, int number, const linear_sequence &sequence, int at,
                        int all = 0, int late = 0)
 {
@@ -55,7 +56,7 @@ DEVICE int sum_of_warp(int x)
     return __reduce_add_sync(~0u, x);
 }
 
-/* The chunks of sequence `s` that are in [first, end). */
+/* The chunks of sequence `s` in [first, end). */
 DEVICE int find_chunks(const linear_chunks &chunks, int s, int real, int first, int end, int *from)
 {
     if (s >= real)
@@ -65,10 +66,11 @@ DEVICE int find_chunks(const linear_chunks &chunks, int s, int real, int first, 
     return int_max(0, int_min(end, begin + count) - *from);
 }
 
-/* Chunks of a segment, in a window in which sequences have `total` chunks, one of them `longest`. A
- * warp. Sequences are cut where their segments all go at once and less time passes: that
- * of a chunk for each of a segment and 3/4 for each before that, when states alone are sought; 3/4 for
- * each segment whose state has to be passed through the others; that of two for a launch. */
+/* The length of a segment in chunks, in a window whose sequences have `total` chunks, the longest
+ * `longest`. By a warp. Sequences are cut if all segments run at once, and the estimated time
+ * decreases: the time of a chunk for each chunk of a segment, 3/4 more for each chunk of the
+ * previous pass, which computes states only; 3/4 for each segment whose state is passed through;
+ * that of two chunks for a launch. */
 DEVICE int find_segment(const linear_chunks &chunks, int real, int first, int end, int total,
                         int longest)
 {
@@ -86,15 +88,15 @@ DEVICE int find_segment(const linear_chunks &chunks, int real, int first, int en
     return 7 * length + 3 * passed + 8 < 4 * longest - longest / 4 ? length : longest;
 }
 
-/* Is a sequence, the only one, with `count` chunks worth cutting into three? The last has half of the
- * chunks; the states of less than a third are sought before. */
+/* Is a batch's only sequence of `count` chunks worth cutting into three? The last segment has half
+ * of the chunks; earlier, states of less than a third are computed. */
 DEVICE bool is_worth_three(int count)
 {
     return 2 * count + 3 * (count / 4) + 11 < 4 * count - count / 4;
 }
 
-/* Where segment `i` of a sequence begins. Of a delta rule's three the first is longer than the second, of
- * which M is sought, too. */
+/* The begin of segment `i` of a sequence. Of a delta rule's three segments the first is longer than
+ * the second, which also computes M. */
 DEVICE int find_edge(int count, int segments, bool three, bool delta, int i)
 {
     if (!three)
@@ -102,7 +104,7 @@ DEVICE int find_edge(int count, int segments, bool three, bool delta, int i)
     return i == 0 ? 0 : i == 1 ? (delta ? 5 : 4) * count / 16 : i == 2 ? count / 2 : count;
 }
 
-/* Segments of a window. A warp. */
+/* Lists the segments of a window, by a warp. */
 DEVICE void list_segments(const linear_call &call, int real, int window)
 {
     const linear_chunks &chunks = call.chunks;
@@ -118,7 +120,7 @@ DEVICE void list_segments(const linear_call &call, int real, int window)
     }
     active = sum_of_warp(active), total = sum_of_warp(total);
     longest = __reduce_max_sync(~0u, longest);
-    /* Whether a batch is cut does not depend on bounds, so that graphs give the same bits. */
+    /* The batch decides, not its bounds, so that graphs give the same bits. */
     const bool delta =
         call.dims.family == LINEAR_FAMILY_GDN || call.dims.family == LINEAR_FAMILY_KDA;
     const bool cut =
@@ -144,7 +146,7 @@ DEVICE void list_segments(const linear_call &call, int real, int window)
         to[i] = {0, 0, 0, 0, 0};
 }
 
-/* One block: sequences by warps. */
+/* By one block: one warp per sequence. */
 DEVICE void list_block(const linear_call &call)
 {
     const linear_chunks &chunks = call.chunks;
@@ -177,7 +179,7 @@ DEVICE void list_block(const linear_call &call)
             before += __shfl_sync(~0u, sum, 31);
         }
         longest = __reduce_max_sync(~0u, longest);
-        /* By what the batch is, not by its bounds, so that graphs give the same bits. */
+        /* The batch decides, not its bounds, so that graphs give the same bits. */
         const bool strips = linear_has_strips(&call, before, longest);
         const int by_strips = strips ? before : linear_count_beside(&call, before, longest);
         if (lane == 0)

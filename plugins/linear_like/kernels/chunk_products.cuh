@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_products.cuh: products of a warpgroup, whose sums have the shape of the next one's left operand:
- * wgmma on Hopper, mma.sync elsewhere. What has been multiplied is numbers of a chunk's rows and keys.
+ * chunk_products.cuh: products of a warpgroup, whose accumulators have the layout of the next
+ * product's left operand: wgmma on Hopper, mma.sync elsewhere. Operands include numbers (factors)
+ * of a chunk's rows and keys.
  */
 #ifndef LINEAR_LIKE_CHUNK_PRODUCTS_CUH
 #define LINEAR_LIKE_CHUNK_PRODUCTS_CUH
 
 #include "plugins/linear_like/kernels/chunk_tile.cuh"
 
-/* Numbers of a chunk's rows and of its keys, in a tile's CHUNK_NUMBERS: products are multiplied by
- * them. */
+/* Numbers of a chunk's rows and keys, in a tile's CHUNK_NUMBERS: factors of products. */
 enum {
     NUMBERS_Q = 0,
     NUMBERS_W = 64,
     NUMBERS_U = 128,
     NUMBERS_P = 192,
-    NUMBERS_K = 256, /* and what is left of a row's update at the end of the chunk */
-    NUMBERS_V = 320, /* u as the layer's v; of a delta rule there is none */
+    NUMBERS_K = 256, /* times the decay of a row's update to the end of the chunk */
+    NUMBERS_V = 320, /* u in units of the layer's v; a delta rule has none */
     NUMBERS_DECAY = 384,
     NUMBERS_MOST = 448,       /* of a rule with one decay: the largest of NUMBERS_U */
-    NUMBERS_Q_UP = NUMBERS_U, /* of rows as the batch has them: inverse_memory's */
+    NUMBERS_Q_UP = NUMBERS_U, /* with rows from the batch: of inverse_memory */
     NUMBERS_K_UP = 448
 };
 
-/* A row's q times its k, which are no part of the products; without w, times beta. */
+/* A row's q times its own k, which the products exclude; without w, times beta. */
 #define NUMBERS_OWN(delta) ((delta) ? NUMBERS_V : NUMBERS_W)
 
 /* ---- Operands -------------------------------------------------------------------------------- */
 
-/* Rows of sums times a power of two each: a left operand, and what its products are to be
- * multiplied by. COUNT: sums by eights. */
+/* Sums as a left operand, each row scaled by a power of two; `times`: factors of its products.
+ * COUNT: sums by eights. */
 template <int COUNT> struct left_operand {
     u32 at[COUNT / 2][4];
     float times[2];
@@ -48,7 +48,7 @@ DEVICE void scale_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, flo
     scale[1] = find_scale(largest_of_row(largest[1]), &to.times[1]);
 }
 
-/* Eights [FROM, END) of it. */
+/* Packs eights [FROM, END). */
 template <int FROM, int END, int COUNT>
 DEVICE void pack_left(const float (&x)[4 * COUNT], const float (&scale)[2], left_operand<COUNT> &to)
 {
@@ -66,7 +66,7 @@ DEVICE void make_left(const float (&x)[4 * COUNT], left_operand<COUNT> &to, floa
     pack_left<0, COUNT, COUNT>(x, scale, to);
 }
 
-/* What is left of x when it has been rounded to `a`. */
+/* The rounding errors of x rounded to `a`. */
 template <int COUNT>
 DEVICE void make_rest(const float (&x)[4 * COUNT], const left_operand<COUNT> &a,
                       const float (&scale)[2], u32 (&rest)[COUNT / 2][4])
@@ -82,8 +82,8 @@ DEVICE void make_rest(const float (&x)[4 * COUNT], const left_operand<COUNT> &a,
 
 /* ---- Products -------------------------------------------------------------------------------- */
 
-/* sums[64 x 64] (+)= a[64 x 64] * (rows of a tile's half)', by a warpgroup; wait_product() before
- * they are used. */
+/* sums[64 x 64] (+)= a[64 x 64] * (rows of half a tile)', by a warpgroup; call wait_product()
+ * before using them. */
 DEVICE void multiply_rows(float (&sums)[32], const u32 *a, unsigned tile, bool add)
 {
 #if HAS_HOPPER
@@ -156,8 +156,8 @@ DEVICE void multiply_panel(float (&sums)[32], const u32 (&a)[4][4], unsigned pan
 #endif
 }
 
-/* sums[64 x 64] = a b', of two tiles of rows of 16 * STEPS halves; wait_product() before they are
- * used. */
+/* sums[64 x 64] = a b', for two tiles of rows of 16 * STEPS fp16 elements; call wait_product()
+ * before using them. */
 template <bool IS_F16, int STEPS>
 DEVICE void multiply_shared(float (&sums)[32], unsigned a, unsigned b)
 {
@@ -177,7 +177,7 @@ DEVICE void multiply_shared(float (&sums)[32], unsigned a, unsigned b)
 #endif
 }
 
-/* Until at most PENDING of the products that were begun are under way. */
+/* Waits until at most PENDING products are in flight. */
 template <int PENDING> DEVICE void wait_product(float (&sums)[32])
 {
     wgmma_wait<PENDING>();

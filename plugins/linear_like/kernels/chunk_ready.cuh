@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_ready.cuh: what chunk_states.cuh needs of each chunk, all chunks and heads at once:
+ * chunk_ready.cuh: prepares each chunk for chunk_states.cuh, all chunks and heads in parallel:
  * convolution, lengths and gates of its rows, products of queries and keys, and for a delta rule
  *
  *   u = (I + A)^-1 beta v,  w = (I + A)^-1 beta e^g k
  *   A = strict lower (beta_i e^(g_i - g_j) k_i . k_j)
  *
  * with g the sums of log decays from the chunk's first row on. Only differences g_i - g_j, i >= j,
- * are exponentiated. The system is solved by blocks of 16 rows, each warp for columns of its own.
- * A row's product of its own q and k is no part of the products: it is made of what fp16 has not
- * rounded, as it may cancel where there is little else.
+ * are exponentiated. The system is solved by blocks of 16 rows, each warp for its own columns. The
+ * product of a row's own q and k is kept separately, computed from unrounded numbers, as it may
+ * cancel and be most of the output.
  */
 #ifndef LINEAR_LIKE_CHUNK_READY_CUH
 #define LINEAR_LIKE_CHUNK_READY_CUH

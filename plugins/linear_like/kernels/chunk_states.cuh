@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_states.cuh: the states of sequences from chunk to chunk, and all outputs, from what
- * chunk_ready.cuh has made of each chunk.
+ * chunk_states.cuh: propagates the states of sequences from chunk to chunk, and computes all
+ * outputs, from the chunks prepared by chunk_ready.cuh.
  *
- * A block has 64 values of a head and all of k, a warp 16 of them: the transposed state, 64 x 128,
- * is the sums of a warpgroup's product from the first chunk to the last. Sums of one product have
- * the shape of the next one's left operand:
+ * A block has 64 values of a head and all of k, a warp 16 values: the transposed state, 64 x 128,
+ * stays in the accumulators of a warpgroup's product from the first chunk to the last. Accumulators
+ * have the layout of the next product's left operand:
  *
  *   U' = u - w S;  O = q S + P U';  S = decay S + k' U'
  *
- * all transposed: S' w', S' q', U'' P', U'' k. The first warpgroup passes the state on; the second
- * makes outputs of the state and of U', which it is handed as they are in the first one's
- * registers; of GDN and KDA with a norm as tiles, and its products are not transposed.
+ * all transposed: S' w', S' q', U'' P', U'' k. The first warpgroup propagates the state. The second
+ * computes outputs from the state and U', which it receives in the layout of the first one's
+ * registers. For GDN and KDA with a norm it receives tiles, and its products are not transposed.
  *
- * A chunk makes S M + N of a state S. Where few sequences and heads would leave multiprocessors
- * idle, a sequence is cut into segments of chunks: linear_segments_* finds N and M of each but the
- * last, N as a state from 0 on, M as the state of the unit matrix with u = 0; then all segments go
- * at once, each from S <- S M + N through those before it. A plain rule's M is a decay.
- * /
- * #ifndef LINEAR_LIKE_CHUNK_STATES_CUH
+ * A chunk maps a state S to S M + N. If few sequences and heads would leave multiprocessors idle,
+ * sequences are cut into segments of chunks. linear_segments_* computes N and M of each segment
+ * except the last: N as the state after it from 0 on, M as the state of the unit matrix with u = 0.
+ * Then all segments run in parallel, each starting with S <- S M + N of the segments before it. A
+ * plain rule's M is a decay.
  */
 #ifndef LINEAR_LIKE_CHUNK_STATES_CUH
 #define LINEAR_LIKE_CHUNK_STATES_CUH
@@ -104,7 +103,7 @@ DEVICE void write_turns(const linear_call &call, const states_work &work,
     }
 }
 
-/* Of stages that are filled, and of those that their `readers`, warps, are done with. */
+/* Initialises barriers of filled stages, and of stages released by `readers` warps. */
 template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
 {
     constexpr int filling = HAS_HOPPER ? 1 : 32, rows = RULE >= CHUNK_INVERSE ? 32 : 0;
@@ -119,7 +118,7 @@ template <int RULE> DEVICE void begin_barriers(unsigned barriers, int readers)
     __syncthreads();
 }
 
-/* Rows of v that are never written are multiplied by 0: they are to be finite. */
+/* Clears rows of v that are never written: they are multiplied by 0, so they must be finite. */
 template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
 {
     for (int n = 0; CHUNK_BY_CHANNELS(RULE) && n < STATE_STAGES; n++)
@@ -128,29 +127,30 @@ template <int RULE> DEVICE void begin_values(const states_memory<RULE> &m)
     fence_async_shared();
 }
 
-/* The warp of a warpgroup. The broadcast lets the compiler treat it as the same in all lanes. */
+/* The warp's number in its warpgroup. The broadcast tells the compiler that it is uniform. */
 DEVICE int find_warp(void)
 {
     return __shfl_sync(~0u, threadIdx.x / 32 % CHUNK_STATE_WARPS, 0);
 }
 
-/* Slices of 64 values. */
+/* The number of slices of 64 values. */
 DEVICE int count_slices(const linear_dims &d)
 {
     const int panels = d.v_dim / CHUNK_PANEL;
     return (panels + CHUNK_STATE_WARPS - 1) / CHUNK_STATE_WARPS;
 }
 
-/* Where strips have had a sequence's first chunks, a state comes from the launch before. */
+/* If strips processed a sequence's first chunks, the state comes from that launch. */
 template <int RULE> DEVICE void take_after_strips(const linear_call &call, states_work &work)
 {
     if (CHUNK_BY_CHANNELS(RULE))
         work.begin -= call.chunks.count[1] > 0;
 }
 
-/* Part `part` of a launch: segments times v heads times slices. The last segments go first, as one may be longer.
- * Each part has a block, but for the rules CHUNK_IN_TURN: where sequences are not cut, a block has one part after
- * the other, from the first sequence on. False: there is no such part, and none after it in turn. */
+/* Finds part `part` of a launch: segments times v heads times slices. The last segments are first,
+ * as one may be longer. Each part has its own block, except by the rules CHUNK_IN_TURN without cut
+ * sequences: there a block processes several parts, from the first sequence on. False: there is no
+ * such part, and none after it. */
 template <int RULE>
 DEVICE bool find_part(const linear_call &call, int first, int slices, unsigned part,
                       states_work &work)
@@ -166,8 +166,8 @@ DEVICE bool find_part(const linear_call &call, int first, int slices, unsigned p
     return true;
 }
 
-/* The block's next part, if it has one: blocks take parts back and forth, so that each has long sequences and short
- * ones where they alternate or are sorted. */
+/* Finds the block's next part, if there is one. Blocks take parts back and forth, so that each has
+ * long and short sequences even if lengths alternate or are sorted. */
 template <int RULE>
 DEVICE bool find_next(const linear_call &call, int first, int slices, unsigned &part,
                       states_work &work)
@@ -180,13 +180,13 @@ DEVICE bool find_next(const linear_call &call, int first, int slices, unsigned &
     return true;
 }
 
-/* Chunks of the list from `first` on. */
+/* Processes chunks of the list from `first` on. */
 template <int RULE, bool EXACT>
 DEVICE void states_block(const linear_call &call, int first, char *memory)
 {
     const int slices = count_slices(call.dims), lane = threadIdx.x % 32;
     const int warp = find_warp();
-    /* The same in all lanes; the shuffle shows it to the compiler. */
+    /* Uniform; the shuffle tells the compiler. */
     const int group = __shfl_sync(~0u, threadIdx.x / (32 * CHUNK_STATE_WARPS), 0);
     unsigned part = blockIdx.x;
     states_work work;
@@ -223,7 +223,8 @@ DEVICE void states_block(const linear_call &call, int first, char *memory)
     }
 }
 
-/* The same of the rules BY_CHANNELS. With chunks.two_slices a block has two slices of values, a warpgroup each. */
+/* The same for the rules BY_CHANNELS. With chunks.two_slices a block has two slices of values, one
+ * per warpgroup. */
 template <int RULE, bool EXACT>
 DEVICE void whole_block(const linear_call &call, int first, char *memory)
 {
@@ -260,7 +261,7 @@ DEVICE void whole_block(const linear_call &call, int first, char *memory)
     }
 }
 
-/* Results of segments that are not the last of a sequence. Blocks: segments, times v heads, times
+/* Computes results of segments other than a sequence's last. Blocks: segments, times v heads, times
  * parts: one warpgroup has 64 values, another 64 rows of the matrix. */
 template <int RULE, bool EXACT>
 DEVICE void segments_block(const linear_call &call, int first, char *memory)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_tile.cuh: tiles of a chunk in fp16, and products of them on tensor cores.
+ * chunk_tile.cuh: fp16 tiles of a chunk, and their products on tensor cores.
  *
- * A tile has CHUNK_ROWS rows of two panels of 64 elements; 16 bytes of a row are at their place
- * xor its number, so that neither rows nor columns of 8 x 8 matrices share banks. It is the same in
- * shared memory and in the workspace, which is copied as it is.
+ * A tile has CHUNK_ROWS rows of two panels of 64 elements. The 16-byte pieces of a row are permuted
+ * by xor with the row number, so neither rows nor columns of 8 x 8 matrices have bank conflicts.
+ * The layout is the same in shared memory and in the workspace, so tiles are copied unchanged.
  *
- * fp16 has eight times bf16's precision; its range is made up for by a power of two for each row,
- * which brings its largest element to [1, 2): products are multiplied by it in fp32.
+ * fp16 has eight times the precision of bf16. To make up for its range, each row is scaled by a
+ * power of two that brings its largest element to [1, 2); products are rescaled in fp32.
  */
 #ifndef LINEAR_LIKE_CHUNK_TILE_CUH
 #define LINEAR_LIKE_CHUNK_TILE_CUH
@@ -41,7 +41,7 @@ DEVICE float half_high(u32 x)
     return y;
 }
 
-/* What is left of two numbers when they have been rounded to `packed`. */
+/* The rounding errors of two numbers that were rounded to `packed`. */
 DEVICE u32 pack_rest(float low, float high, u32 packed)
 {
     return pack_half(low - half_low(packed), high - half_high(packed));
@@ -56,7 +56,7 @@ DEVICE void load_matrices(unsigned address, u32 (&x)[4])
                  : "memory");
 }
 
-/* "stmatrix": the same the other way. */
+/* "stmatrix": stores four 8 x 8 matrices. */
 DEVICE void store_matrices(unsigned address, const u32 (&x)[4])
 {
 #if HAS_HOPPER
@@ -68,7 +68,7 @@ DEVICE void store_matrices(unsigned address, const u32 (&x)[4])
 #endif
 }
 
-/* "stmatrix": each matrix turned. */
+/* "stmatrix": stores them transposed. */
 DEVICE void store_matrices_turned(unsigned address, const u32 (&x)[4])
 {
 #if HAS_HOPPER
@@ -95,7 +95,7 @@ DEVICE void copy_async(unsigned to, const void *from)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/* The same, or zeros. */
+/* Copies 16 bytes, or zeros. */
 DEVICE void copy_or_clear(unsigned to, const void *from, bool there)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -113,7 +113,7 @@ template <int PENDING> DEVICE void copy_wait(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* "cp.async.bulk" from shared memory; store_commit() makes a group of it. */
+/* "cp.async.bulk" from shared memory; store_commit() closes the group. */
 DEVICE void store_bytes(char *to, unsigned from, unsigned bytes)
 {
 #if HAS_HOPPER
@@ -127,8 +127,8 @@ DEVICE void store_bytes(char *to, unsigned from, unsigned bytes)
 
 /* ---- Ranges ---------------------------------------------------------------------------------- */
 
-/* The power of two that brings `largest` to [1, 2), and its inverse; 0 and what is not finite are
- * left alone. */
+/* The power of two that brings `largest` to [1, 2), and its inverse; 1 for 0 and for numbers that
+ * are not finite. */
 DEVICE float find_scale(float largest, float *inverse)
 {
     u32 exponent = f32_bits(largest) & 0x7f800000;
@@ -138,7 +138,7 @@ DEVICE float find_scale(float largest, float *inverse)
     return bits_f32(0x7f000000 - exponent);
 }
 
-/* The largest of the four lanes that share a row of a product. */
+/* The maximum over the four lanes that share a row of a product. */
 DEVICE float largest_of_row(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
@@ -147,13 +147,13 @@ DEVICE float largest_of_row(float x)
 
 /* ---- Places ---------------------------------------------------------------------------------- */
 
-/* Bytes to 16 bytes number `place` of a row: of a tile, and of products, which have one panel. */
+/* The offset of 16-byte piece `place` of a row, in a tile or in products, which have one panel. */
 DEVICE int tile_offset(int row, int place)
 {
     return (place >> 3) * (CHUNK_TILE / 2) + row * 128 + (((place ^ row) & 7) << 4);
 }
 
-/* What the convolution leaves of the rows of a k head, or of v head `head` - k_heads; they follow the
+/* The convolution's numbers of the rows of a k head, or of v head `head` - k_heads; they follow the
  * rows of v. */
 DEVICE float *row_numbers(const linear_call &call, int index, int head)
 {
@@ -163,13 +163,14 @@ DEVICE float *row_numbers(const linear_call &call, int index, int head)
            head * CHUNK_ROWS;
 }
 
-/* Bytes to block [i, j] of a lower triangle of 16 x 16 blocks, which are panel_offset()'s; by columns. */
+/* The offset of block [i, j] in a lower triangle of 16 x 16 blocks, each laid out by
+ * panel_offset(), in columns. */
 DEVICE int triangle_block(int i, int j)
 {
     return (j * (9 - j) / 2 + i - j) * 512;
 }
 
-/* Of a panel of values. */
+/* The offset of half a row in a panel of values. */
 DEVICE int panel_offset(int row, int half)
 {
     return row * 32 + ((half ^ (row >> 2 & 1)) << 4);

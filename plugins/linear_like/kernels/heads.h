@@ -9,7 +9,7 @@
 
 typedef struct linear_heads_call {
     linear_decode_call decode;
-    int slots;            /* every pool has at least so many */
+    int slots;            /* least number of slots of a pool */
     int kept;             /* states are loaded with evict_last */
     long long prefetched; /* bytes of states: the first blocks prefetch theirs */
 } linear_heads_call;

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * outputs.cuh: outputs of a chunk, by values of the left operands that the states' warpgroup hands on.
+ * outputs.cuh: outputs of a chunk, by values, from the left operands passed by the states'
+ * warpgroup.
  */
 #ifndef LINEAR_LIKE_OUTPUTS_CUH
 #define LINEAR_LIKE_OUTPUTS_CUH
 
 #include "plugins/linear_like/kernels/states_copy.cuh"
 
-/* Eight values of a v head, those of a lane, in all rows. */
+/* A lane's eight values of a v head, in all rows. */
 struct output_place {
     int head, value;
     bool here;
     float skip[8];
 };
 
-/* Eight neighbouring values of a row's output. `v`: those of u. */
+/* Stores eight adjacent values of a row's output. `v`: of u. */
 template <int RULE>
 DEVICE void write_eight(const linear_call &call, int row, const output_place &place, float (&x)[8],
                         uint4 z, uint4 v, float v_times, float own)
@@ -39,8 +40,8 @@ DEVICE void write_eight(const linear_call &call, int row, const output_place &pl
                    pack_two(d.out_dtype, x[4], x[5]), pack_two(d.out_dtype, x[6], x[7]));
 }
 
-/* Sums of what updates give later rows, times `p`; a delta rule's own rows get own times theirs
- * besides. `x`: updates of two values in two rows. */
+/* Scales the sums of earlier updates by `p`; for a delta rule, adds `own` times the row's own
+ * update. `x`: updates of two values in two rows. */
 template <int RULE> DEVICE void add_own(float2 own, float2 p, const u32 *x, float (&sums)[4])
 {
 #pragma unroll
@@ -50,8 +51,7 @@ template <int RULE> DEVICE void add_own(float2 own, float2 p, const u32 *x, floa
     }
 }
 
-/* Outputs of a delta rule that nothing more is done with: turned as they are stored, 16 bytes a
- * lane. */
+/* Stores outputs of a delta rule without z: transposed while stored, 16 bytes per lane. */
 template <int RULE>
 DEVICE void write_turned(const linear_call &call, char *turn, const float *numbers,
                          const float (&read)[32], float (&added)[32], const float (&held)[2],
@@ -72,7 +72,7 @@ DEVICE void write_turned(const linear_call &call, char *turn, const float *numbe
             float(&sums)[4] = *(float(*)[4])(added + from);
             add_own<true>(own, p, kept.at[pair] + 2 * i, sums);
 #pragma unroll
-            for (int e = 0; e < 2; e++) /* a lane's value, and that + 8 */
+            for (int e = 0; e < 2; e++) /* a lane's value, and value + 8 */
                 y[2 * i + e] = pack_two(
                     dtype, read[from + 2 * e] * (a.x * held[e]) + sums[2 * e] * kept.times[e],
                     read[from + 2 * e + 1] * (a.y * held[e]) + sums[2 * e + 1] * kept.times[e]);
@@ -90,8 +90,9 @@ DEVICE void write_turned(const linear_call &call, char *turn, const float *numbe
                 *(const uint4 *)(turn + panel_offset(16 * pair + lane / 2, lane % 2));
 }
 
-/* Outputs of a chunk's rows, of which the first is `row` of the batch; turned in shared memory,
- * sixteen rows at a time. `last`: the other warpgroup has no chunk after it. */
+/* Computes the outputs of a chunk's rows, the first of which is row `row` of the batch. They are
+ * transposed in shared memory, sixteen rows at a time. `last`: the other warpgroup has no further
+ * chunk. */
 template <int RULE>
 DEVICE void write_chunk(const linear_call &call, const states_memory<RULE> &m, int n, int row,
                         int rows, bool last, const output_place &place, int warp, int lane)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * outputs_turns.cuh: outputs of GDN with a norm. Rows of the products are those of the chunk, and are
- * written as they are.
+ * outputs_turns.cuh: outputs of GDN with a norm. Rows of the products are the chunk's rows, so they
+ * need no transpose.
  */
 #ifndef LINEAR_LIKE_OUTPUTS_TURNS_CUH
 #define LINEAR_LIKE_OUTPUTS_TURNS_CUH
 
 #include "plugins/linear_like/kernels/outputs.cuh"
 
-/* What the state gives, in units of 1. */
+/* Converts the product with the state to units of 1. */
 DEVICE void scale_read(const float *scales, int lane, float (&read)[32])
 {
 #pragma unroll
@@ -20,15 +20,16 @@ DEVICE void scale_read(const float *scales, int lane, float (&read)[32])
     }
 }
 
-/* An element of an output. `read`: what the state gives; `added`: P U, in units of `p`; `own`: the row's q times
- * its k; updates are in units of `kept`. The same bits in any kernel: nothing is left for the compiler to contract. */
+/* An element of an output. `read`: the product with the state; `added`: P U, in units of `p`;
+ * `own`: the row's q times its own k; updates are in units of `kept`. Explicit fmaf gives the same
+ * bits in all kernels. */
 DEVICE float finish_output(float read, float added, float p, float own, float update, float kept)
 {
     return fmaf(fmaf(added, p, own * update), kept, read);
 }
 
-/* Outputs. `read`: q S, and they; `added`: P U; `x`: updates of the lane's rows, which are to be multiplied
- * by `scales`. */
+/* Combines outputs. `read`: q S, becomes the output; `added`: P U; `x`: updates of the lane's rows,
+ * with factors `scales`. */
 DEVICE void combine_outputs(const float *numbers, const float *scales, const float (&added)[32],
                             const u32 (&x)[4][4], int warp, int lane, float (&read)[32])
 {
@@ -49,8 +50,8 @@ DEVICE void combine_outputs(const float *numbers, const float *scales, const flo
     }
 }
 
-/* Outputs times SiLU of z. `row`: of the batch, of the lane's first; `rows`: that the chunk has from
- * there on. */
+/* Multiplies outputs by SiLU of z. `row`: the lane's first row in the batch; `rows`: the chunk's
+ * rows from there on. */
 DEVICE void gate_outputs(const linear_call &call, int row, int rows, const output_place &place,
                          int lane, float (&x)[32])
 {
@@ -69,7 +70,7 @@ DEVICE void gate_outputs(const linear_call &call, int row, int rows, const outpu
     }
 }
 
-/* By 16 bytes a lane; the same rows. */
+/* Stores the same rows, 16 bytes per lane. */
 DEVICE void store_outputs(const linear_call &call, char *turn, const float (&x)[32], int row,
                           int rows, const output_place &place, int lane)
 {
@@ -93,7 +94,7 @@ DEVICE void store_outputs(const linear_call &call, char *turn, const float (&x)[
                 *(const uint4 *)(turn + tile_offset(4 * i + lane / 8, piece));
 }
 
-/* A warp's rows of a lower triangle of blocks, as a left operand. */
+/* Loads a warp's rows of a lower triangle of blocks, as a left operand. */
 DEVICE void load_triangle(unsigned from, int warp, int lane, u32 (&to)[4][4])
 {
 #pragma unroll
@@ -107,8 +108,8 @@ DEVICE void load_triangle(unsigned from, int warp, int lane, u32 (&to)[4][4])
     }
 }
 
-/* Outputs of a chunk's rows, of which the first is `row` of the batch. `more`: the other warpgroup needs
- * the chunk's place again. */
+/* Computes the outputs of a chunk's rows, the first of which is row `row` of the batch. `more`: the
+ * other warpgroup will reuse the chunk's buffer. */
 template <int RULE>
 DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, int n, int row,
                        int rows, bool more, const output_place &place, int warp, int lane)
@@ -117,7 +118,7 @@ DEVICE void write_turn(const linear_call &call, const states_memory<RULE> &m, in
     const int turn = n % 2;
     const char *stage = m.stage(RING_OUTPUTS, n);
     const unsigned from = __shfl_sync(~0u, shared_address(stage), 0);
-    float of[2][32]; /* the state, updates */
+    float of[2][32]; /* of the state, of updates */
     u32 x[4][4], p[4][4];
     load_triangle(shared_address(stage) + at::products, warp, lane, p);
     named_sync(TURN_STATE + turn, 64 * CHUNK_STATE_WARPS);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * params.h: what a kernel of linear_like is given: the layer's operands, its dimensions, the batch.
- * Included by the plugin, which fills it in, by its kernels and by their stand-ins in tests.
+ * params.h: the parameters of linear_like's kernels: the layer's operands, its dimensions, the
+ * batch. Included by the plugin, by its kernels, and by their stand-ins in tests.
  *
  * Strides are in bytes; constants of a head are fp32, with strides in elements. Pointers are to
- * device memory; arrays of the batch are read on the device in every launch, so that a graph that
- * is replayed sees their new contents.
+ * device memory. Every launch reads the arrays of the batch on the device, so a replayed graph sees
+ * their new contents.
  */
 #ifndef LINEAR_LIKE_PARAMS_H
 #define LINEAR_LIKE_PARAMS_H
@@ -20,13 +20,12 @@
 #define LINEAR_FAMILY_LIGHTNING  3
 #define LINEAR_FAMILY_SHORT_CONV 4
 
-/* linear_operands.aligned: all that a thread reads or writes of it at once begins at a multiple of
- * what it reads at once. */
+/* linear_operands.aligned: what a thread accesses at once is aligned to its size. */
 #define LINEAR_ALIGNED_STATE    1  /* four elements of a state's row */
 #define LINEAR_ALIGNED_ROWS     2  /* 16 bytes of mixed_qkv and out, and of z where it is given */
 #define LINEAR_ALIGNED_STATE_16 4  /* 16 bytes of a state's row */
 #define LINEAR_ALIGNED_FOURS    8  /* bf16, four taps or none; four channels of all they need */
-#define LINEAR_ALIGNED_HEADS    16 /* 16 bytes of a head's state, which lies in one piece */
+#define LINEAR_ALIGNED_HEADS    16 /* 16 bytes of a head's state, which is contiguous */
 
 typedef struct linear_operands {
     const char *mixed;    /* [tokens, channels] */
@@ -86,14 +85,14 @@ typedef struct linear_batch {
     const int *dst_slot;    /* [seqs]; NULL = slot */
     const int *has_initial; /* [seqs]; NULL = all 1 */
     const int *snapshots;   /* [tokens]; NULL = none */
-    const int *num_real;    /* sequences that are no padding; NULL = num_real_seqs */
+    const int *num_real;    /* sequences without padding; NULL = num_real_seqs */
     const int *counts;      /* [CALL_COUNTS] of a graph's batch; NULL = those below */
     int num_seqs;
     int num_tokens;
     int num_real_seqs;
 } linear_batch;
 
-/* A chunk of a sequence that goes by chunks. */
+/* A chunk of a sequence. */
 typedef struct linear_chunk {
     int sequence;
     int first; /* row within the sequence */
@@ -101,38 +100,41 @@ typedef struct linear_chunk {
     int snapshot; /* slot that gets the state after it; 0 = none */
 } linear_chunk;
 
-/* A segment of the chunks that a sequence has in a window: all of them, or a part that goes beside
- * the others. A window's segments of one sequence follow one another. */
+/* A segment of a sequence's chunks in a window: all of them, or a part that runs in parallel with
+ * other parts. The segments of a sequence are adjacent. */
 typedef struct linear_segment {
     int sequence;
-    int from, to; /* chunks of the list; none: there is no such segment */
-    int number;   /* of those of the sequence in this window */
+    int from, to; /* chunks of the list; from == to: no segment */
+    int number;   /* among the sequence's segments in this window */
     int count;
 } linear_segment;
 
-/* Sequences that go by chunks, and what passes from kernel to kernel; all in device memory. A
- * launch does `window` chunks of the list, so that tiles need no more memory than theirs. */
+/* Sequences processed in chunks, and data passed between kernels, in device memory. A launch
+ * processes `window` chunks of the list, which limits the memory for tiles. */
 typedef struct linear_chunks {
-    int *sequences; /* [seqs, 2]: first chunk and number of them; 0 = row by row. NULL = all */
-    int *count; /* [4]: chunks not by strips, and by strips; parts that wide blocks took, twice */
-    linear_chunk *list; /* [most] those of a sequence one after the other; by strips last */
+    int *sequences; /* [seqs, 2]: first chunk and number of chunks; 0 = row by row. NULL = all row
+                     * by row */
+    int *count; /* [4]: number of chunks not by strips, and by strips; two counts of parts taken by
+                 * wide blocks */
+    linear_chunk *list; /* [most] a sequence's chunks are adjacent; chunks by strips are last */
     char *keys;         /* [window, heads of keys, CHUNK_RULE_KEYS_BYTES()] */
     char *values;       /* [window, v_heads, CHUNK_VALUES_BYTES()] */
-    /* [window, CHUNK_ROWS, channels] after the convolution, of which operands.mixed is a part, then: bf16
-     * of all channels; or fp16 of v's times a power of two each, where the convolution writes tiles of
-     * q and k, and then row_numbers(). NULL = rows are where the batch has them */
+    /* [window, CHUNK_ROWS, channels] after the convolution; operands.mixed then points into it.
+     * Either bf16 of all channels; or, if the convolution writes tiles of q and k, fp16 of v's rows
+     * times a power of two each, then row_numbers(). NULL = rows are in the batch */
     char *rows;
     float *carry; /* [2, v_heads, panels, CHUNK_CARRY] states that pass between launches */
     linear_segment *segments; /* [windows, most_segments] */
     char *results; /* [room, v_heads, CHUNK_RESULT_BYTES], of a window's first segments */
     int most;
     int window;
-    int together;      /* v heads of a k head that a block makes ready, at most; KDA: 1 */
+    int together;      /* most v heads of a k head that a block prepares; KDA: 1 */
     int most_segments; /* of a window */
-    int raw;           /* linear_wide_inverse reads rows of q and k as they are: no tiles */
-    int room;          /* segments of a window, where sequences are cut; below 2: none are */
+    int raw;           /* linear_wide_inverse reads rows of q and k from the batch: there are no
+                        * tiles */
+    int room;          /* most segments of a window, if sequences are cut; below 2: none are */
     int two_slices;    /* KDA with a norm: a block of linear_states_* has two slices of values */
-    int strips;        /* blocks of linear_strips_*; 0: it has not enough to do, or is not there */
+    int strips;        /* blocks of linear_strips_*; 0: not used */
 } linear_chunks;
 
 typedef struct linear_call {
@@ -142,8 +144,8 @@ typedef struct linear_call {
     linear_chunks chunks;
 } linear_call;
 
-/* Of linear_decode_*: [seqs, k_heads, 2] who has read q's and k's inputs of a convolution, 0 between
- * launches; NULL = linear_finish keeps inputs, or there are none. */
+/* Parameters of linear_decode_*. readers: [seqs, k_heads, 2] counts of readers of q's and k's
+ * convolution inputs, 0 between launches; NULL = linear_finish keeps inputs, or there are none. */
 typedef struct linear_decode_call {
     linear_call call;
     unsigned *readers;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ready_products.cuh: products of a chunk's rows with its keys, decayed, and what is written of them.
+ * ready_products.cuh: decayed products of a chunk's rows with its keys, and their storage.
  */
 #ifndef LINEAR_LIKE_READY_PRODUCTS_CUH
 #define LINEAR_LIKE_READY_PRODUCTS_CUH
 
 #include "plugins/linear_like/kernels/ready_rows.cuh"
 
-/* Rows [16 warp, + 16) of a tile times those of another: 16 x 64, fp32. */
+/* Rows [16 warp, + 16) of a tile times the rows of another: 16 x 64, fp32. */
 DEVICE void multiply_tiles(const char *a, const char *b, int warp, int lane, float (&sums)[8][4])
 {
     const unsigned left = shared_address(a), right = shared_address(b);
@@ -32,7 +32,7 @@ DEVICE void multiply_tiles(const char *a, const char *b, int warp, int lane, flo
     }
 }
 
-/* Rows' products with their own keys, of rows that have been rounded, by those that have not. */
+/* Replaces products of rows with their own keys by unrounded ones. */
 DEVICE void replace_own(const float *own, int warp, int lane, float (&sums)[8][4])
 {
     const int i = 16 * warp + lane / 4;
@@ -44,7 +44,7 @@ DEVICE void replace_own(const float *own, int warp, int lane, float (&sums)[8][4
                 sums[n][e] = own[i + e / 2 * 8];
 }
 
-/* Sixteen rows of 64 columns, which lie in a tile one after the other, from the warp's staging. */
+/* Copies sixteen rows of 64 columns, contiguous in a tile, from the warp's staging. */
 DEVICE void copy_staged(const char *staging, char *to, int lane)
 {
     __syncwarp();
@@ -54,8 +54,8 @@ DEVICE void copy_staged(const char *staging, char *to, int lane)
     __syncwarp();
 }
 
-/* Write 16 rows of 64 columns, with a power of two for each row, and what it is to be multiplied by,
- * times `more`. */
+/* Writes 16 rows of 64 columns, each scaled by a power of two; numbers get the inverses, times
+ * `more`. */
 DEVICE void write_rows(const float (&x)[32], char *staging, char *to, float *numbers,
                        const float (&more)[2], int warp, int lane)
 {
@@ -74,9 +74,8 @@ DEVICE void write_rows(const float (&x)[32], char *staging, char *to, float *num
     copy_staged(staging, to + warp * CHUNK_STAGE, lane);
 }
 
-/* Products of a warp's rows with those on and above the diagonal's block, decayed and multiplied by
- * `times` of the columns; what lies on and above the diagonal is 0. Left of the diagonal's block
- * decays are divided up at its first row. */
+/* Decays a warp's products, and multiplies columns by `times`; elements on and above the diagonal
+ * become 0. Left of the diagonal's block, decays are factored at its first row. */
 DEVICE void decay_products(const float (&from)[8][4], const ready_gates &g, const float *times,
                            int warp, int lane, float (&to)[32])
 {
@@ -113,7 +112,7 @@ DEVICE void decay_products(const float (&from)[8][4], const ready_gates &g, cons
     }
 }
 
-/* Numbers of the rows, and what is left of a state at the end of the chunk. */
+/* Writes the numbers of rows, and the decay of the state over the chunk. */
 DEVICE void write_numbers(const linear_dims &d, const ready_memory &m, const ready_gates &g,
                           float *numbers)
 {
@@ -126,8 +125,8 @@ DEVICE void write_numbers(const linear_dims &d, const ready_memory &m, const rea
         exp2f((g.sum[63] - g.sum[r]) + (g.rest[63] - g.rest[r])) * m.k_times[r];
 }
 
-/* Decayed products of queries and keys; those on the diagonal go among the numbers, for a rule that
- * is no delta rule times beta. They may be all that a row has, and are not rounded. */
+/* Writes decayed products of queries and keys. Those on the diagonal are stored unrounded among the
+ * numbers (without a delta rule, times beta), as they may be a row's only ones. */
 template <bool DELTA>
 DEVICE void write_products(const linear_dims &d, const float (&qk)[8][4], const ready_memory &m,
                            const ready_gates &g, char *to, float *numbers, int warp, int lane)
@@ -148,10 +147,10 @@ DEVICE void write_products(const linear_dims &d, const float (&qk)[8][4], const 
     write_rows(x, m.staging + warp * CHUNK_STAGE, to, numbers + NUMBERS_P, more, warp, lane);
 }
 
-/* Parts of what is made of a chunk for a v head. */
+/* Parts of a chunk's data for a v head. */
 struct ready_values {
     float *numbers;
-    char *products, *w, *u; /* `w`: the inverse, if that is what there is */
+    char *products, *w, *u; /* `w`: or the inverse */
 
     __device__ __forceinline__ ready_values(const linear_call &call, int index, int head, int rule)
     {

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ready_rows.cuh: shared memory of a block of linear_ready_*, and a chunk's rows as tiles: after the convolution,
- * with a power of two for each; their gates.
+ * ready_rows.cuh: shared memory of a block of linear_ready_*; converts a chunk's rows to tiles
+ * after the convolution, scaled by powers of two; gates.
  */
 #ifndef LINEAR_LIKE_READY_ROWS_CUH
 #define LINEAR_LIKE_READY_ROWS_CUH
 
 #include "plugins/linear_like/kernels/chunk_products.cuh"
 
-/* Shared memory of a block; q's tile is v's when its products have been made. */
+/* Shared memory of a block; q's tile is reused for v after its products. */
 struct ready_memory {
     char *q, *k;
-    char *staging; /* CHUNK_STAGE of each warp, on its way to the workspace */
+    char *staging; /* CHUNK_STAGE of each warp, to be copied to the workspace */
     char *
-        system; /* [64 x 64], as a tile's panel: -A left of the diagonal's blocks, their inverses */
+        system; /* [64 x 64], as a tile's panel: -A left of the diagonal's blocks, their inverses on
+                 * it */
     float *q_times, *k_times, *v_times;
-    float *own; /* products of rows of q and k with the same number, in the units of their tiles */
+    float *own;   /* products of each row's own q and k, in units of their tiles */
     float *gates; /* [CHUNK_READY_HEADS][3][64], see ready_gates */
 
     __device__ __forceinline__ ready_memory(char *from, int warps = CHUNK_READY_THREADS / 32)
@@ -31,15 +32,15 @@ struct ready_memory {
         system = staging + warps * CHUNK_STAGE;
     }
 
-    /* A tile of what rows of q or k have lost when they were rounded, until others write there. */
+    /* A tile of the rounding errors of rows of q or k; overwritten later. */
     __device__ __forceinline__ char *rest(void) const
     {
         return staging;
     }
 };
 
-/* Gates of a head's rows: beta; sums of log decays in units of log 2, as two numbers, since
- * differences of large ones count. */
+/* Gates of a head's rows: beta; sums of log decays in units of log 2, as two numbers each, since
+ * differences of large sums matter. */
 struct ready_gates {
     float *beta, *sum, *rest;
 
@@ -59,13 +60,14 @@ struct ready_gates {
 /* A chunk of a head. */
 struct ready_chunk {
     linear_sequence sequence;
-    int t; /* its first row within the sequence */
+    int t; /* its first row in the sequence */
     int rows;
 };
 
 /* ---- Rows ------------------------------------------------------------------------------------ */
 
-/* Eight neighbouring channels' input of row `t` of the sequence; before its first row too. */
+/* Loads the input of eight adjacent channels in row `t` of the sequence, which may be before its
+ * first row. */
 DEVICE void load_inputs(const linear_call &call, const ready_chunk &chunk, int t, int c,
                         float (&x)[8])
 {
@@ -82,7 +84,7 @@ DEVICE void load_inputs(const linear_call &call, const ready_chunk &chunk, int t
         x[i] = t > -call.dims.width ? linear_input(&call, &chunk.sequence, t, c + i) : 0;
 }
 
-/* Sums over the sixteen lanes that have a row. */
+/* The sum over the sixteen lanes of a row. */
 DEVICE float sum_of_lanes(float x)
 {
 #pragma unroll
@@ -99,7 +101,7 @@ DEVICE float largest_of_lanes(float x)
     return x;
 }
 
-/* Weights of eight channels from `c` on; the last tap is at the end. c < 0: there are none. */
+/* Weights of eight channels from `c` on; the last tap is at the end. c < 0: none. */
 DEVICE void load_taps(const linear_call &call, int c, float (&taps)[CHUNK_MAX_WIDTH][8],
                       float (&bias)[8])
 {
@@ -136,7 +138,7 @@ DEVICE void load_taps(const linear_call &call, int c, float (&taps)[CHUNK_MAX_WI
                                           w - (CHUNK_MAX_WIDTH - d.width));
 }
 
-/* Sixteen lanes have a row, eight channels each; a thread has eight rows. Four warps have a tile. */
+/* Sixteen lanes have a row, eight channels each; a thread has eight rows, four warps a tile. */
 struct tile_part {
     int place, begin, c;
     bool there;
@@ -158,7 +160,7 @@ struct tile_part {
     }
 };
 
-/* Where eight channels of a row go: of a tile, or of panels of values. */
+/* The offset of eight channels of a row, in a tile or in panels of values. */
 template <bool PANELS> DEVICE int part_offset(int row, int place)
 {
     return PANELS ? place / 2 * CHUNK_PANEL_BYTES + panel_offset(row, place % 2)
@@ -171,8 +173,8 @@ DEVICE uint4 pack_eight(const float (&x)[8], float scale)
                       pack_half(x[4] * scale, x[5] * scale), pack_half(x[6] * scale, x[7] * scale));
 }
 
-/* Sums of eight rows over their sixteen lanes: each lane keeps half of them at a time, and is left
- * with that of row place / 2. */
+/* Sums of eight rows over their sixteen lanes. In each step a lane keeps half of them; it ends with
+ * the sum of row place / 2. */
 DEVICE float sum_of_rows(float (&x)[8])
 {
 #pragma unroll
@@ -195,15 +197,14 @@ DEVICE void unpack_half(uint4 from, float (&x)[8])
         x[2 * i] = half_low(words[i]), x[2 * i + 1] = half_high(words[i]);
 }
 
-/* What make_tile() does besides. A row's product with its own key may cancel, and where decays are
- * steep it is a common factor of all that the row gives: it is to be that of what has not been
- * rounded. */
+/* Additional results of make_tile(). The product of a row's own q and k may cancel, and with steep
+ * decays it is a common factor of the row's output, so it is computed from unrounded numbers. */
 struct tile_rest {
-    char *rest; /* tile that gets what rounding leaves of q; or that has it. NULL: none */
-    float *own; /* of a tile that follows q's: products of its rows with these go here; or NULL */
+    char *rest; /* tile that receives q's rounding errors, or has them. NULL: none */
+    float *own; /* for a tile after q's: receives the products of its rows with q's; or NULL */
 };
 
-/* Eight channels of a row, which are x times `scale`, rounded to `packed`. */
+/* Keeps the rounding errors of eight channels of a row: x times `scale` was rounded to `packed`. */
 DEVICE void keep_rest(const tile_rest &more, int offset, const float (&x)[8], float scale,
                       uint4 packed)
 {
@@ -213,7 +214,7 @@ DEVICE void keep_rest(const tile_rest &more, int offset, const float (&x)[8], fl
                                                 pack_rest(x[6] * scale, x[7] * scale, packed.w));
 }
 
-/* Eight channels of a row of a tile and, if `rest`, of what the row has lost. */
+/* Loads eight channels of a row of a tile, plus its rounding errors if `rest`. */
 DEVICE void load_eight(const char *tile, const char *rest, int offset, float (&x)[8])
 {
     float more[8];
@@ -235,7 +236,7 @@ DEVICE float multiply_eight(const float (&x)[8], const float (&y)[8])
     return sum;
 }
 
-/* The largest magnitudes of eight rows of 16-bit numbers, as such numbers, two a word. */
+/* The largest magnitudes of eight rows of 16-bit numbers, as 16-bit numbers, two per word. */
 DEVICE void largest_of_rows(const uint4 (&raw)[8], u32 (&largest)[4])
 {
     const u32 magnitude = 0x7fff7fff;
@@ -255,7 +256,7 @@ DEVICE void largest_of_rows(const uint4 (&raw)[8], u32 (&largest)[4])
     }
 }
 
-/* make_tile() of bf16 without a convolution. */
+/* make_tile() for bf16 without a convolution. */
 template <bool PANELS>
 static __device__ __noinline__ void copy_tile(const linear_call &call, const ready_chunk &chunk,
                                               int first, int dim, bool normalise, char *tile,
@@ -293,17 +294,16 @@ static __device__ __noinline__ void copy_tile(const linear_call &call, const rea
         beta_times[row] = inverse * length * beta[row];
 }
 
-/* Channels [first, first + dim) of the chunk's rows after the convolution, normalised if asked for,
- * as a tile or as panels of values; rows and columns that there are not are 0, or panels that are
- * not written. `times`: what rows are to be multiplied by; `beta_times` the same times beta, if that
- * is given. */
+/* Converts channels [first, first + dim) of the chunk's rows, after the convolution and normalised
+ * if required, to a tile or to panels of values. Missing rows and columns are 0; missing panels are
+ * not written. `times`: factors of the rows; `beta_times`: the same times beta, if given. */
 template <bool PANELS>
 static __device__ __noinline__ void
 make_tile(const linear_call &call, const ready_chunk &chunk, int first, int dim, bool normalise,
           char *tile, float *times, const float *beta, float *beta_times, const tile_rest more)
 {
     constexpr int most = CHUNK_MAX_WIDTH;
-    /* Read once: for all that the compiler knows, what is stored may change them. */
+    /* Read once: the compiler must assume that stores change them. */
     const int dtype = call.dims.dtype, silu = call.dims.silu, rows = chunk.rows;
     const tile_part part(call, chunk, first, dim);
     const int place = part.place, begin = part.begin;
@@ -355,7 +355,7 @@ make_tile(const linear_call &call, const ready_chunk &chunk, int first, int dim,
             keep_rest(more, tile_offset(row, place), x, scale, packed);
             continue;
         }
-        float q[8]; /* the same thread has made it */
+        float q[8]; /* written by the same thread */
         load_eight(tile - CHUNK_TILE, more.rest, tile_offset(row, place), q);
         const float own = sum_of_lanes(multiply_eight(q, x));
         if (place == 0)
@@ -376,7 +376,7 @@ DEVICE void load_tile(const linear_call &call, const ready_chunk &chunk, int fir
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* What gates of a head's rows are computed from: two rows a lane. */
+/* Loads the inputs of gates of a head's rows, two rows per lane. */
 DEVICE void load_gates(const linear_call &call, const ready_chunk &chunk, int head, int lane,
                        linear_gate (&gates)[2])
 {
@@ -387,13 +387,13 @@ DEVICE void load_gates(const linear_call &call, const ready_chunk &chunk, int he
                 linear_load_gate(&call, chunk.sequence.first_row + chunk.t + 2 * lane + i, head, 0);
 }
 
-/* A log decay in units of log 2; infinities are finite, too. */
+/* A log decay in units of log 2; infinities become finite. */
 DEVICE double scale_log(float log)
 {
     return (log < -1e4f ? -1e4f : log) * 1.4426950408889634;
 }
 
-/* Sums of log decays of 64 rows, a warp; the lane's two. `store`: they are kept. */
+/* Sums of log decays of 64 rows, by a warp; a lane has two rows. `store`: write them to g. */
 DEVICE void sum_logs(double first, double second, int lane, const ready_gates &g, bool store = true)
 {
     double sums[2] = {first, first + second}, before = sums[1];
@@ -413,7 +413,7 @@ DEVICE void sum_logs(double first, double second, int lane, const ready_gates &g
     }
 }
 
-/* A warp. */
+/* Computes gates, by a warp. */
 DEVICE void find_gates(const linear_call &call, const linear_gate (&gates)[2], int rows, int lane,
                        const ready_gates &g)
 {

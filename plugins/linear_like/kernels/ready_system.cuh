@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ready_system.cuh: (I + A) x = b by blocks of 16 rows, each warp for columns of its own.
+ * ready_system.cuh: solves (I + A) x = b by blocks of 16 rows, each warp for its own columns.
  */
 #ifndef LINEAR_LIKE_READY_SYSTEM_CUH
 #define LINEAR_LIKE_READY_SYSTEM_CUH
 
 #include "plugins/linear_like/kernels/ready_products.cuh"
 
-/* Bytes to row and column of the system. */
+/* The offset of an element of the system. */
 DEVICE int system_offset(int row, int column)
 {
     return tile_offset(row, column / 8) + column % 8 * 2;
 }
 
-/* A block of 16 x 16 on the diagonal, rows of 16 floats at `block`, is inverted by substitution, a
- * column a lane. */
+/* Inverts a 16 x 16 block on the diagonal, rows of 16 floats at `block`, by substitution, a column
+ * per lane. */
 DEVICE void invert_block(const ready_memory &m, const float *block, int warp, int lane)
 {
     const int j = lane % 16, first = 16 * warp;
@@ -41,7 +41,7 @@ DEVICE void invert_block(const ready_memory &m, const float *block, int warp, in
     }
 }
 
-/* A's rows of a warp, whose elements are x times `more` of their row. */
+/* Writes a warp's rows of A: x times `more` of the row. */
 DEVICE void write_system_rows(const float (&x)[32], const float (&more)[2], const ready_memory &m,
                               int warp, int lane)
 {
@@ -72,7 +72,7 @@ DEVICE void write_system(const float (&kk)[8][4], const ready_memory &m, const r
     write_system_rows(x, more, m, warp, lane);
 }
 
-/* Columns of b: rows of a tile times beta and `times`, over `up`; and times e^g where that is 0. */
+/* Columns of b: rows of a tile times beta and `times`, over `up`; if that is 0, times e^g. */
 struct ready_side {
     const ready_gates &g;
     const char *tile;
@@ -96,7 +96,7 @@ DEVICE float largest_of_all(const float *x, int lane)
     return largest;
 }
 
-/* What four rows of b of a lane are to be multiplied by: 16 i + {0, 1, 8, 9} from its own on. */
+/* The factors of a lane's four rows of b: rows 16 i + {0, 1, 8, 9}, plus its own offset. */
 DEVICE void find_factors(const ready_side &b, int i, float scale, int lane, float (&factor)[4])
 {
 #pragma unroll
@@ -107,7 +107,7 @@ DEVICE void find_factors(const ready_side &b, int i, float scale, int lane, floa
     }
 }
 
-/* Sixteen columns of b in rows [16 i, + 16), as sums. */
+/* Loads sixteen columns of b, rows [16 i, + 16), in the layout of sums. */
 DEVICE void load_side(unsigned tile, int i, int place, const float (&factor)[4], int lane,
                       float (&x)[2][4])
 {
@@ -128,7 +128,7 @@ DEVICE void pack_sums(const float (&x)[2][4], u32 (&a)[4])
         a[n] = pack_half(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1]);
 }
 
-/* What is left of sums that have been rounded to `a`. */
+/* The rounding errors of sums rounded to `a`. */
 DEVICE void pack_rests(const float (&x)[2][4], const u32 (&a)[4], u32 (&rest)[4])
 {
 #pragma unroll
@@ -136,13 +136,14 @@ DEVICE void pack_rests(const float (&x)[2][4], const u32 (&a)[4], u32 (&rest)[4]
         rest[n] = pack_rest(x[n / 2][n % 2 * 2], x[n / 2][n % 2 * 2 + 1], a[n]);
 }
 
-/* Sixteen times COUNT columns of a solution, from `first` on, by a warp: transposed, as sums of one
- * product have the shape of the next one's left operand:
+/* Solves for 16 * COUNT columns from `first` on, by a warp. Columns are transposed, as the sums of
+ * one product have the layout of the next one's left operand:
  *
  *   x_i' = (b_i' - sum over j < i of x_j' A_ij') (I + A_ii)^-1'
  *
- * What is in parentheses is two numbers each, as outputs showed when it was one. Elements of x are at most 64 times those of b (the rule is a contraction), so that one power of
- * two does for all rows. PANELS: as panels of values. Returns what rows are to be multiplied by. */
+ * The terms in parentheses are two numbers each, since one was not accurate enough for outputs.
+ * Elements of x are at most 64 times those of b (the rule is a contraction), so one power of two
+ * suffices for all rows. PANELS: writes panels of values. Returns the factor of rows. */
 template <bool PANELS, int COUNT>
 DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first, int columns,
                            char *to, int warp, int lane)
@@ -206,7 +207,7 @@ DEVICE float solve_columns(const ready_memory &m, const ready_side &b, int first
     return inverse / room;
 }
 
-/* u of v, which is in the tile of q, by half of the block's WARPS; w by the others. */
+/* Half of the block's WARPS solve for u, from v in the tile of q; the others for w. */
 template <int WARPS>
 DEVICE void solve(const linear_dims &d, const ready_memory &m, const ready_side &keys,
                   const ready_values &to, int warp, int lane)

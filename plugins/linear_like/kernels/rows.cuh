@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cuh: what all kernels of linear_like need of a batch and of its rows: whose rows are which,
- * channels after the convolution, gates. C and CUDA alike.
+ * rows.cuh: shared by all kernels of linear_like: sequences and their rows, channels after the
+ * convolution, gates. C and CUDA alike.
  */
 #ifndef LINEAR_LIKE_ROWS_CUH
 #define LINEAR_LIKE_ROWS_CUH
@@ -21,8 +21,8 @@
 typedef struct linear_sequence {
     int first_row;
     int num_rows;
-    int slot; /* to be read; 0 = start from zero */
-    int dst;  /* to be written; 0 = dropped */
+    int slot; /* to read; 0 = start from zero */
+    int dst;  /* to write; 0 = dropped */
 } linear_sequence;
 
 PORTABLE int linear_load_int(const int *array, int index)
@@ -30,7 +30,7 @@ PORTABLE int linear_load_int(const int *array, int index)
     return *PORTABLE_AT(array + index);
 }
 
-/* Sequences that are no padding. */
+/* The number of sequences without padding. */
 PORTABLE int linear_num_real(const linear_batch *b)
 {
     return b->num_real ? linear_load_int(b->num_real, 0) : b->num_real_seqs;
@@ -59,7 +59,7 @@ PORTABLE linear_sequence linear_find_sequence(const linear_batch *b, int s)
 }
 
 #ifdef __CUDACC__
-/* Rows of padding: their output has to be finite. One of `blocks` blocks. */
+/* Clears rows of padding, whose output must be finite. One of `blocks` blocks. */
 PORTABLE void linear_clear_padding(const linear_call *call, int block, int blocks)
 {
     const linear_operands *o = &call->operands;
@@ -74,14 +74,15 @@ PORTABLE void linear_clear_padding(const linear_call *call, int block, int block
 }
 #endif
 
-/* Has sequence `s` gone by chunks? */
+/* Is sequence `s` processed in chunks? */
 PORTABLE int linear_is_chunked(const linear_call *call, int s)
 {
     return call->chunks.sequences && linear_load_int(call->chunks.sequences, 2 * s + 1) > 0;
 }
 
-/* Do `chunks` of all sequences, of which the longest has `longest`, go by strips? Where those of all heads keep three
- * quarters of the blocks busy, as long as it takes rounds of them, and tiles of the convolution take one launch. */
+/* Do all sequences go by strips? They have `chunks` chunks, the longest sequence has `longest`.
+ * They do if the chunks of all heads keep three quarters of the blocks busy for the rounds of the
+ * longest one, and the tiles of the convolution fit one launch. */
 PORTABLE int linear_has_strips(const linear_call *call, int chunks, int longest)
 {
     const i64 round = (i64)call->chunks.strips * longest, all = (i64)chunks * call->dims.v_heads;
@@ -90,7 +91,7 @@ PORTABLE int linear_has_strips(const linear_call *call, int chunks, int longest)
     return round > 0 && 4 * all >= 3 * ((all + round - 1) / round) * round;
 }
 
-/* How many go by strips while others of the same sequence are made ready. */
+/* The number of chunks that go by strips while the sequence's other chunks are prepared. */
 PORTABLE int linear_count_beside(const linear_call *call, int chunks, int longest)
 {
     const int blocks = call->chunks.strips;
@@ -108,8 +109,8 @@ PORTABLE int linear_snapshot(const linear_batch *b, int row)
 
 /* ---- Functions ------------------------------------------------------------------------------- */
 
-/* Exponentials and logarithms: accurate to a few units in the last place, never of a fast-math
- * build: errors of a decay add up over a long prompt. */
+/* Exponentials and logarithms are accurate to a few units in the last place, never from a fast-math
+ * build: errors of decays accumulate over a long prompt. */
 PORTABLE float linear_sigmoid(float x)
 {
     float small = expf(-fabsf(x));
@@ -127,7 +128,7 @@ PORTABLE float linear_silu(float x)
 }
 
 #ifdef __CUDACC__
-/* For what has been rounded to 16 bits, or will be: errors of 2^-21. */
+/* For numbers that are rounded to 16 bits before or after: error 2^-21. */
 PORTABLE float linear_fast_silu(float x)
 {
     return __fdividef(x, 1.0f + __expf(-x));
@@ -136,7 +137,7 @@ PORTABLE float linear_fast_silu(float x)
 
 /* ---- Convolution ----------------------------------------------------------------------------- */
 
-/* The input of channel `c` in row `t` of a sequence, t >= 1 - width: rows before the first are in
+/* The input of channel `c` in row `t` of a sequence, t >= 1 - width. Rows before the first are in
  * the state. */
 PORTABLE float linear_input(const linear_call *call, const linear_sequence *sequence, int t, int c)
 {
@@ -151,7 +152,7 @@ PORTABLE float linear_input(const linear_call *call, const linear_sequence *sequ
                         t + d->width - 1);
 }
 
-/* Weights of a channel; those of taps that there are not are 0. The last tap is at the end. */
+/* The weights of a channel. The last tap is at the end; missing taps are 0. */
 PORTABLE void linear_load_taps(const linear_call *call, int c, float *taps)
 {
     const linear_dims *d = &call->dims;
@@ -169,13 +170,13 @@ PORTABLE void linear_load_taps(const linear_call *call, int c, float *taps)
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* What a gate is computed from. It is all loaded before any of it is used: one wait for memory. */
+/* The inputs of a gate, all loaded before the first use, to wait for memory once. */
 typedef struct linear_gate {
-    u32 a, b; /* as they lie in memory */
+    u32 a, b; /* as in memory */
     float a_log, bias;
 } linear_gate;
 
-/* Element `index` of an array as it lies in memory; linear_from_bits() makes a number of it. */
+/* Element `index` of an array as in memory; linear_from_bits() converts it. */
 PORTABLE u32 linear_load_bits(int dtype, const void *array, i64 index)
 {
     if (dtype == ELEMENT_F32)
@@ -190,7 +191,7 @@ PORTABLE float linear_from_bits(int dtype, u32 bits)
                                    : element_from_f16((u16)bits);
 }
 
-/* Of a row, for channel `i` of a head (KDA; 0 for the others). */
+/* The inputs for a row and channel `i` of a head (KDA; 0 for the others). */
 PORTABLE linear_gate linear_load_gate(const linear_call *call, int row, int head, int i)
 {
     const linear_operands *o = &call->operands;
@@ -230,7 +231,7 @@ PORTABLE float linear_gate_log(const linear_dims *d, const linear_gate *gate, fl
     return -(rate * soft);
 }
 
-/* beta of a row, but for Mamba2's of raw gates, which is dt. */
+/* beta of a row; for Mamba2 with raw gates it is dt instead. */
 PORTABLE float linear_gate_beta(const linear_call *call, const linear_gate *gate)
 {
     const linear_dims *d = &call->dims;

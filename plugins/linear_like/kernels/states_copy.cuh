@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_copy.cuh: warps that copy: what the states' and the outputs' warpgroups need of chunks, to the rings.
+ * states_copy.cuh: the copying warps: fill the rings of the states' and the outputs' warpgroups.
  */
 #ifndef LINEAR_LIKE_STATES_COPY_CUH
 #define LINEAR_LIKE_STATES_COPY_CUH
@@ -8,7 +8,7 @@
 #include "plugins/linear_like/kernels/states_memory.cuh"
 #include "plugins/linear_like/kernels/states_work.cuh"
 
-/* By the copy engine, or by all lanes of the warp. */
+/* Copies by bulk copy, or by all lanes of the warp. */
 DEVICE void copy_bytes(char *to, const char *from, int bytes, unsigned barrier)
 {
 #if HAS_HOPPER
@@ -20,13 +20,14 @@ DEVICE void copy_bytes(char *to, const char *from, int bytes, unsigned barrier)
 #endif
 }
 
-/* A thread's copies so far count as an arrival once they are there. */
+/* Arrives at the barrier once this thread's copies so far have completed. */
 DEVICE void arrive_copied(unsigned barrier)
 {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/* A lower triangle of blocks as four panels of sixteen columns, of which the blocks above the diagonal stay. */
+/* Copies a lower triangle of blocks to four panels of sixteen columns; blocks above the diagonal
+ * are unchanged. */
 DEVICE void copy_triangle(unsigned to, const char *from, unsigned barrier)
 {
 #pragma unroll
@@ -35,7 +36,7 @@ DEVICE void copy_triangle(unsigned to, const char *from, unsigned barrier)
                   barrier);
 }
 
-/* Those blocks. */
+/* Clears the blocks above the diagonal. */
 template <int THREADS> DEVICE void clear_above(char *triangle)
 {
     for (int panel = 1; panel < 4; panel++)
@@ -43,7 +44,7 @@ template <int THREADS> DEVICE void clear_above(char *triangle)
             ((uint4 *)(triangle + panel * 2048))[i] = make_uint4(0, 0, 0, 0);
 }
 
-/* What the states' warpgroup needs of a chunk, but for rows of v. */
+/* Copies a chunk's data for the states' warpgroup, except rows of v. */
 template <int RULE>
 DEVICE void copy_for_state(const linear_call &call, const states_work &work, const char *keys,
                            const char *values, char *to, unsigned barrier)
@@ -77,7 +78,7 @@ DEVICE void copy_for_state(const linear_call &call, const states_work &work, con
         copy_bytes(to + at::state_u, u, here * CHUNK_PANEL_BYTES, barrier);
 }
 
-/* What that of the outputs needs. */
+/* Copies a chunk's data for the outputs' warpgroup. */
 template <int RULE>
 DEVICE void copy_for_outputs(const linear_call &call, const states_work &work, const char *keys,
                              const char *values, char *to, unsigned barrier)
@@ -115,7 +116,7 @@ template <int RULE> DEVICE void clear_triangle(const states_memory<RULE> &m, int
     __syncwarp();
 }
 
-/* Half of a segment's matrix: M, or what is left of it. */
+/* Copies half of a segment's matrix: M, or its rounding errors. */
 template <int RULE>
 DEVICE void copy_matrix(const linear_call &call, const states_work &work,
                         const states_memory<RULE> &m, int n)
@@ -130,8 +131,8 @@ DEVICE void copy_matrix(const linear_call &call, const states_work &work,
     copy_bytes(m.stage(0, n), from, 2 * CHUNK_TILE, m.barrier(0, n));
 }
 
-/* What a warpgroup needs of all chunks but rows of v, by a warp of its own. `ring`: RING_STATE or
- * RING_OUTPUTS. */
+/* Copies the data of all chunks for a warpgroup, except rows of v, by a dedicated warp. `ring`:
+ * RING_STATE or RING_OUTPUTS. */
 template <int RULE>
 DEVICE void copy_chunks(const linear_call &call, const states_work &work,
                         const states_memory<RULE> &m, int ring)
@@ -172,7 +173,7 @@ DEVICE void copy_chunks(const linear_call &call, const states_work &work,
     }
 }
 
-/* Keys with the decays to the ends of all chunks, by a warp of its own. */
+/* Copies keys with the decays to the ends of all chunks, by a dedicated warp. */
 template <int RULE>
 DEVICE void copy_updates(const linear_call &call, const states_work &work,
                          const states_memory<RULE> &m)
@@ -198,7 +199,7 @@ DEVICE void copy_updates(const linear_call &call, const states_work &work,
     }
 }
 
-/* Every fourth row of a slice of v, 16 bytes each; 0 where there is none. */
+/* Copies every fourth row of a slice of v, 16 bytes each; missing rows are 0. */
 DEVICE void copy_slice(unsigned to, const char *from, i64 apart, int rows)
 {
 #pragma unroll
@@ -211,8 +212,8 @@ DEVICE void copy_slice(unsigned to, const char *from, i64 apart, int rows)
     }
 }
 
-/* Rows of v in all chunks, for the block's values, by a warp of its own: the copy engine takes 70 ns
- * for a row. A row lies 16 bytes further than banks repeat. */
+/* Copies rows of v of all chunks, for the block's values, by a dedicated warp: TMA would take 70 ns
+ * per row. Rows are padded by 16 bytes to avoid bank conflicts. */
 template <int RULE>
 DEVICE void copy_values(const linear_call &call, const states_work &work,
                         const states_memory<RULE> &m, int slices = 1)
@@ -242,7 +243,7 @@ DEVICE void copy_values(const linear_call &call, const states_work &work,
             for (int i = 0; i < CHUNK_ROWS / 4; i++) {
                 if (4 * i < here)
                     copy_async(to + 4 * i * CHUNK_V_ROW, from);
-                /* A unit depends on no other chunk. */
+                /* The unit of a chunk does not depend on other chunks. */
                 else if (CHUNK_ONE_DECAY(RULE) && n >= work.lead)
                     copy_or_clear(to + 4 * i * CHUNK_V_ROW, first, false);
                 from += 4 * apart;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_exact.cuh: the state from chunk to chunk in fp32, of which each product takes a rounded copy: plain
- * rules, and delta rules whose w and u have been solved for.
+ * states_exact.cuh: propagates an fp32 state from chunk to chunk, with a rounded copy for each
+ * product: plain rules, and delta rules with solved w and u.
  */
 #ifndef LINEAR_LIKE_STATES_EXACT_CUH
 #define LINEAR_LIKE_STATES_EXACT_CUH
 
 #include "plugins/linear_like/kernels/states_copy.cuh"
 
-/* What a warpgroup passes from chunk to chunk: a state, whose parts it hands on to that of the
- * outputs; a state alone; what chunks make of the state before them. */
+/* What a warpgroup propagates from chunk to chunk: a state that it also passes to the outputs'
+ * warpgroup; a state alone; the matrix M of a segment. */
 enum { PASS_HANDED, PASS_ALONE, PASS_MATRIX };
 
-/* What the rows of a chunk add to a state: u - w S. `x`: w S, if there is one. UNIT: u = 0. */
+/* The updates that a chunk's rows add to a state: u - w S. `x`: w S, if it exists. UNIT: u = 0. */
 template <int RULE, bool UNIT>
 DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16> &s, int lane,
                          float (&x)[32])
@@ -40,7 +40,7 @@ DEVICE void find_updates(unsigned u, const float *numbers, const left_operand<16
     }
 }
 
-/* Half of the state after the chunk. */
+/* Adds half of the state after the chunk. */
 DEVICE void fold(const float *numbers, const float (&sums)[32], const left_operand<8> &a, int half,
                  int lane, state_tile &s)
 {
@@ -56,7 +56,8 @@ DEVICE void fold(const float *numbers, const float (&sums)[32], const left_opera
     }
 }
 
-/* The state after a chunk, the block's number `n`, of the other rules. EXACT: updates as two numbers each. */
+/* The state after chunk `n` of the block, for the other rules. EXACT: updates are two numbers
+ * each. */
 template <int RULE, bool EXACT, int PASS>
 DEVICE void pass_exact(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s)
@@ -91,7 +92,7 @@ DEVICE void pass_exact(const states_memory<RULE> &m, const char *stage, int n, i
         y[4 * n] = x[4 * n] * times.x, y[4 * n + 1] = x[4 * n + 1] * times.y;
         y[4 * n + 2] = x[4 * n + 2] * times.x, y[4 * n + 3] = x[4 * n + 3] * times.y;
     }
-    if constexpr (EXACT && PASS == PASS_HANDED) { /* registers are short then */
+    if constexpr (EXACT && PASS == PASS_HANDED) { /* registers are scarce here */
         make_left(x, kept, scale);
         hand_on(m.updates, kept);
         named_arrive(HANDED_UPDATES, 64 * CHUNK_STATE_WARPS);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_memory.cuh: shared memory of a block of linear_states_* and linear_segments_*: rings of stages, and
- * what its warpgroups hand on.
+ * states_memory.cuh: shared memory of a block of linear_states_* and linear_segments_*: rings of
+ * stages, and data passed between its warpgroups.
  */
 #ifndef LINEAR_LIKE_STATES_MEMORY_CUH
 #define LINEAR_LIKE_STATES_MEMORY_CUH
@@ -10,7 +10,7 @@
 
 /* ---- What the warpgroups hand on ------------------------------------------------------------- */
 
-/* A left operand, each thread's as it is in its registers. */
+/* Passes on a left operand, in the layout of registers. */
 template <int COUNT> DEVICE void hand_on(char *to, const left_operand<COUNT> &x)
 {
     const int thread = threadIdx.x % 128;
@@ -33,25 +33,24 @@ template <int COUNT> DEVICE void take_over(const char *from, left_operand<COUNT>
     x.times[0] = y.x, x.times[1] = y.y;
 }
 
-/* Named barriers: what is handed on is there; it has been taken over. */
+/* Named barriers: the state, the updates are in shared memory; both have been read. */
 enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
 
-/* The same as tiles in two places: one more for odd chunks. */
+/* The same for tiles in two buffers: add 1 for odd chunks. */
 enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5 };
 
 /* ---- Shared memory --------------------------------------------------------------------------- */
 
-/* Each warpgroup has a ring of stages of its own, and what it needs of a chunk in each: w, k, the
- * numbers, u for the state; q, the numbers, products and, where there is no w, u for the outputs.
- */
+/* Each warpgroup has its own ring of stages with its data of a chunk: w, k, the numbers, u for the
+ * state; q, the numbers, products and, without w, u for the outputs. */
 enum { STATE_STAGES = CHUNK_STATE_STAGES, OUTPUT_STAGES = CHUNK_OUTPUT_STAGES };
 
-/* Rings: the states' warpgroup's, the outputs', and what the first needs last. */
+/* Rings of the states' warpgroup, of the outputs' warpgroup, and of keys for updates. */
 enum { RING_STATE = 0, RING_OUTPUTS = 1, RING_UPDATES = 2 };
 
 template <int RULE> struct states_memory {
     static constexpr int k = RULE == CHUNK_SOLVED ? CHUNK_TILE : 0;
-    static constexpr int w = RULE == CHUNK_SOLVED ? 0 : k; /* what a state is multiplied by */
+    static constexpr int w = RULE == CHUNK_SOLVED ? 0 : k; /* the state's factor */
     static constexpr int inverse = k + CHUNK_TILE;
     static constexpr int state_numbers = inverse + (RULE >= CHUNK_INVERSE ? CHUNK_PRODUCTS : 0);
     static constexpr int state_u = state_numbers + CHUNK_NUMBERS; /* or rows of v */
@@ -65,7 +64,7 @@ template <int RULE> struct states_memory {
     static constexpr int later = outputs + OUTPUT_STAGES * CHUNK_OUTPUT_STAGE(RULE);
 
     char *stages, *state, *updates;
-    float *turn; /* the warp's */
+    float *turn; /* of the warp */
     unsigned barriers;
 
     __device__ __forceinline__ states_memory(char *from, int warp)
@@ -77,7 +76,7 @@ template <int RULE> struct states_memory {
         barriers = shared_address(state + CHUNK_HANDED(RULE));
     }
 
-    /* What rows of a chunk's state and, after those, of its updates are to be multiplied by. */
+    /* Factors of the rows of a chunk's state and, after them, of its updates. */
     __device__ __forceinline__ float *scales(int place) const
     {
         return (float *)(updates + CHUNK_PLACES * CHUNK_PRODUCTS) + place * 128;
@@ -111,7 +110,7 @@ template <int RULE> struct states_memory {
         barrier_wait(barrier(ring, n), n / count(ring) & 1);
     }
 
-    /* A warp is done with a stage. Readers may be a stage apart, so a named barrier will not do. */
+    /* A warp releases a stage. Readers may be a stage apart, so named barriers do not suffice. */
     __device__ __forceinline__ void free(int ring, int n) const
     {
         __syncwarp();
@@ -119,7 +118,7 @@ template <int RULE> struct states_memory {
             barrier_arrive(barrier(ring, n) + 8 * all_stages);
     }
 
-    /* All of them are, with what was there before. */
+    /* Waits until all readers have released the stage's previous contents. */
     __device__ __forceinline__ void wait_free(int ring, int n) const
     {
         const int round = n / count(ring);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_segments.cuh: segments of chunks. One makes S M + N of a state S; a segment but the first begins with
- * S <- S M + N through those before it.
+ * states_segments.cuh: segments of chunks. A segment maps a state S to S M + N; each segment except
+ * the first starts by applying S <- S M + N of all earlier segments.
  */
 #ifndef LINEAR_LIKE_STATES_SEGMENTS_CUH
 #define LINEAR_LIKE_STATES_SEGMENTS_CUH
 
 #include "plugins/linear_like/kernels/states_turns.cuh"
 
-/* The state after a chunk: `s` times `unit`, which is 1 but for pass_turns(). */
+/* The state after a chunk: `s` times `unit`, which is 1 except in pass_turns(). */
 template <int RULE, bool EXACT, int PASS>
 DEVICE void pass_chunk(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s, float (&unit)[2])
@@ -66,12 +66,12 @@ DEVICE void pass_segment(const states_memory<RULE> &m, const float *numbers, int
     }
 }
 
-/* The state before segment `number`: S <- S M + N through all segments before it. */
+/* The state before segment `number`: applies S <- S M + N of all segments before it. */
 template <int RULE>
 DEVICE void begin_state(const linear_call &call, const states_work &work,
                         const states_memory<RULE> &m, int warp, int lane, state_tile &s)
 {
-    /* N may arrive during the products of S and M where registers are left for it. */
+    /* N may be loaded during the products of S and M if there are enough registers. */
     constexpr bool early = RULE && !CHUNK_BY_CHANNELS(RULE);
     const int panel = work.panel + warp, origin = work.index - work.number;
     const bool here = panel < call.dims.v_dim / CHUNK_PANEL;
@@ -109,7 +109,7 @@ DEVICE void begin_state(const linear_call &call, const states_work &work,
     }
 }
 
-/* What a segment makes of the state before it: rows of k from 64 * half on. */
+/* Computes a segment's M: rows of k from 64 * half on. */
 template <int RULE>
 DEVICE void pass_matrix(const linear_call &call, const states_work &work,
                         const states_memory<RULE> &m, int half, int warp, int lane)
@@ -148,7 +148,8 @@ DEVICE void pass_matrix(const linear_call &call, const states_work &work,
     }
 }
 
-/* The state after a segment, from 0 on; after the first one of a sequence, from where it starts. */
+/* Computes the state after a segment, from 0; for a sequence's first segment, from its initial
+ * state. */
 template <int RULE, bool EXACT>
 DEVICE void pass_alone(const linear_call &call, const states_work &work,
                        const states_memory<RULE> &m, int warp, int lane)
@@ -158,7 +159,7 @@ DEVICE void pass_alone(const linear_call &call, const states_work &work,
     char *matrix = result_matrix(call, work, work.index);
     float decay = 1, unit[2] = {1, 1};
     state_tile s = {};
-    if (here && work.number == 0) { /* kept: other segments may write where it is read */
+    if (here && work.number == 0) { /* stored, as other segments may overwrite the slot */
         load_first_state(call, work, panel, lane, s);
         carry_state((float *)(matrix + CHUNK_RESULT_NUMBERS) + panel * CHUNK_CARRY + lane * 4, true,
                     s);

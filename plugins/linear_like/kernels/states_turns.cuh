@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_turns.cuh: the state from chunk to chunk of GDN and KDA with a norm, whose units are known before its
- * products are. What GDN hands on lies in two places, which chunks have in turn; KDA's states hand nothing on
- * (states_whole.cuh).
+ * states_turns.cuh: propagates the state from chunk to chunk for GDN and KDA with a norm, in units
+ * known before the products. GDN passes state and updates on in two alternating buffers; KDA's
+ * states pass nothing on (states_whole.cuh).
  */
 #ifndef LINEAR_LIKE_STATES_TURNS_CUH
 #define LINEAR_LIKE_STATES_TURNS_CUH
 
 #include "plugins/linear_like/kernels/states_exact.cuh"
 
-/* The larger of magnitudes of two numbers each, the first of which have no sign. IS_F16: else bf16. */
+/* The larger magnitudes of two pairs of numbers; those of `x` have no sign. IS_F16: else bf16. */
 template <bool IS_F16> DEVICE u32 larger_magnitudes(u32 x, u32 y)
 {
     u32 z;
@@ -34,7 +34,7 @@ DEVICE void largest_of_left(const left_operand<16> &a, float (&largest)[2])
         largest[i] = fmaxf(half_low(most[i]), half_high(most[i]));
 }
 
-/* A state in units of 1. */
+/* Converts a state to units of 1. */
 DEVICE void restore_state(state_tile &s, float (&unit)[2])
 {
 #pragma unroll
@@ -43,7 +43,8 @@ DEVICE void restore_state(state_tile &s, float (&unit)[2])
     unit[0] = unit[1] = 1;
 }
 
-/* In fp16's range. SMALL: rows of zeros have a small unit, so that they do not count. */
+/* Scales a state to the range of fp16. SMALL: rows of zeros get a small unit, so that they do not
+ * matter. */
 template <bool SMALL> DEVICE void scale_state(state_tile &s, float (&unit)[2])
 {
     float largest[2] = {0, 0}, scale[2];
@@ -62,18 +63,18 @@ template <bool SMALL> DEVICE void scale_state(state_tile &s, float (&unit)[2])
         unit[i] = largest[i] == 0 ? 1e-30f : unit[i];
 }
 
-/* Of a chunk, known before its products are, for each row: what v and what the state gives for k are to be
- * multiplied by on the right side; the state itself; updates, by the outputs. */
+/* A chunk's factors of each row, known before its products: of v and of the state's product with k,
+ * on the right side; of the state; of updates, for the outputs. */
 struct turn_units {
     float side[2], held[2], state[2], kept[2];
 };
 
-/* The right side's power of two is the next state's, too: updates are its units as they are. Neither is
- * looked for in sums, as a step of the rule is a contraction: a state's row grows by no more than 64 of
- * v's elements, and the right side's elements are at most v's and what a row of length 1 gives of the
- * state. fp16 has room for both. What a state has lost to decays fp16 may no longer hold: a row counts as
- * 2^-14 at least, so that its unit follows in steps. `value`: the largest of v; `unit`: the state's, then
- * the next one's. */
+/* The right side has the power of two of the next state: updates are in its units unchanged. No
+ * sums are examined for it, as a step of the rule is a contraction: a row of the state grows by at
+ * most 64 elements of v, and elements of the right side are at most those of v plus the state's
+ * product with a row of length 1. fp16 has room for both. After strong decays a state may be too
+ * small for fp16, so a row counts as at least 2^-14 and its unit falls in steps. `value`: the
+ * largest of v; `unit`: of the state, then of the next one. */
 DEVICE void find_units(const left_operand<16> &held, const float (&value)[2], float decay,
                        float (&unit)[2], turn_units &to)
 {
@@ -92,7 +93,7 @@ DEVICE void find_units(const left_operand<16> &held, const float (&value)[2], fl
     }
 }
 
-/* Rows of v, turned, and the largest magnitude of each. `v`: the warp's. */
+/* Loads rows of v, transposed, and their largest magnitudes. `v`: of the warp. */
 DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[2], bool is_f16)
 {
     const unsigned from = v + (lane % 8 + lane / 16 * 8) * CHUNK_V_ROW + lane / 8 % 2 * 16;
@@ -112,7 +113,7 @@ DEVICE void load_values(unsigned v, int lane, u32 (&to)[4][4], float (&largest)[
                                   : fmaxf(bits_f32(most[i] << 16), bits_f32(most[i] & 0xffff0000)));
 }
 
-/* v of the right side. IS_F16: times numbers of its rows. */
+/* v for the right side. IS_F16: times the numbers of its rows. */
 template <bool IS_F16>
 DEVICE void scale_values(const u32 (&v)[4][4], const float *numbers, const float (&times)[2],
                          int lane, float (&y)[32])
@@ -135,7 +136,7 @@ DEVICE void scale_values(const u32 (&v)[4][4], const float *numbers, const float
     }
 }
 
-/* Numbers of a chunk's rows, times those of the state's. */
+/* Numbers of a chunk's rows, times those of the state. */
 DEVICE void spread_numbers(const float *numbers, const float (&times)[2], int lane, float (&to)[32])
 {
 #pragma unroll
@@ -147,8 +148,8 @@ DEVICE void spread_numbers(const float *numbers, const float (&times)[2], int la
     }
 }
 
-/* A warp's rows of what is handed on to the outputs as a tile, and what they are to be multiplied by. Who
- * reads it, by the tensor cores, has the fence, as that takes time which the state has not. */
+/* Passes a warp's rows on to the outputs as a tile, with their factors. The reading warpgroup
+ * executes the fence before its wgmma, as it has more time than this one. */
 template <int COUNT>
 DEVICE void write_handed(unsigned to, const left_operand<COUNT> &x, float *scales, int warp,
                          int lane)
@@ -171,7 +172,8 @@ DEVICE void multiply_keys(state_tile &s, const u32 (&a)[4][4], unsigned tile)
     wgmma_commit();
 }
 
-/* Updates as an operand: KDA's keys are times CHANNELS_UP, of which a product of pairs is cheaper than of sums. */
+/* Updates as an operand, divided by CHANNELS_UP, which KDA's keys contain; multiplying packed pairs
+ * is cheaper than multiplying sums. */
 DEVICE void lower_updates(const left_operand<8> &from, left_operand<8> &to)
 {
     const u32 lower = 0x1c001c00; /* 1 / CHANNELS_UP, twice */
@@ -182,7 +184,7 @@ DEVICE void lower_updates(const left_operand<8> &from, left_operand<8> &to)
             : "r"(from.at[i / 4][i % 4]), "r"(lower));
 }
 
-/* The largest of what rows of v are to be multiplied by. */
+/* The largest factor of rows of v. */
 DEVICE float largest_number(const float *numbers, int lane)
 {
     const float2 two = *(const float2 *)(numbers + 2 * lane);
@@ -193,7 +195,7 @@ DEVICE float largest_number(const float *numbers, int lane)
     return most;
 }
 
-/* A state after the decays of a chunk's channels. */
+/* Applies the decays of a chunk's channels to a state. */
 DEVICE void decay_channels(const float *numbers, int lane, state_tile &s)
 {
 #pragma unroll
@@ -205,8 +207,8 @@ DEVICE void decay_channels(const float *numbers, int lane, state_tile &s)
     }
 }
 
-/* The state after a chunk; `s` times `unit`. What a product needs is found while the one before it is
- * under way, so that little is left between them. */
+/* The state after a chunk; `s` times `unit`. Operands of a product are prepared during the previous
+ * product, so that little time passes between them. */
 template <int RULE, int PASS>
 DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, int warp, int lane,
                        state_tile &s, float (&unit)[2])
@@ -224,7 +226,7 @@ DEVICE void pass_turns(const states_memory<RULE> &m, const char *stage, int n, i
     float x[32], y[32] = {}, by[32], value[2] = {0, 0};
     u32 v[4][4];
     float2 keys[8];
-    if constexpr (channels) /* now, as nothing is under way */
+    if constexpr (channels) /* here, as no product is in flight */
         m.wait(RING_UPDATES, n);
     pack_left<0, 8, 16>(s, one, held);
     multiply_rows(x, held.at[0], k, false);

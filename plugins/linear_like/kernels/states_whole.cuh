@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_whole.cuh: states and outputs of KDA with a norm, both by one warpgroup for 64 values: left operands of all
- * products, the state and its updates, never leave its registers. Two warpgroups of a block share the tiles of a head.
+ * states_whole.cuh: states and outputs of KDA with a norm, by one warpgroup for 64 values: the left
+ * operands of all products, the state and its updates, stay in its registers. Two warpgroups of a
+ * block share the tiles of a head.
  */
 #ifndef LINEAR_LIKE_STATES_WHOLE_CUH
 #define LINEAR_LIKE_STATES_WHOLE_CUH
@@ -9,14 +10,14 @@
 #include "plugins/linear_like/kernels/outputs_turns.cuh"
 #include "plugins/linear_like/kernels/states_segments.cuh"
 
-/* A chunk's rows of the output, of the warp's values. */
+/* A chunk's rows of the output, for the warp's values. */
 struct whole_place {
     char *to; /* the first row */
     int rows;
     const char *z; /* of the lane's first value */
 };
 
-/* Outputs of a warp's 16 values, turned as they are stored, in the place of its v. */
+/* Stores outputs of a warp's 16 values, transposed, in place of its v. */
 DEVICE void store_whole(const linear_call &call, char *turn, const float (&x)[32],
                         const whole_place &place, int lane)
 {
@@ -43,7 +44,7 @@ DEVICE void store_whole(const linear_call &call, char *turn, const float (&x)[32
             *(uint4 *)(to + 16 * i * call.operands.out_row) = y[i];
 }
 
-/* Outputs of 2 * COUNT rows times SiLU of z. */
+/* Multiplies outputs of 2 * COUNT rows by SiLU of z. */
 template <int COUNT>
 DEVICE void gate_whole(const linear_call &call, const whole_place &place, int lane,
                        float (&x)[COUNT])
@@ -57,7 +58,7 @@ DEVICE void gate_whole(const linear_call &call, const whole_place &place, int la
     }
 }
 
-/* Numbers of a lane's columns of sums. `from`: of the first ones. */
+/* Loads numbers of a lane's columns. `from`: of the first ones. */
 template <int COUNT> DEVICE void load_pairs(const float *from, float2 (&to)[COUNT])
 {
 #pragma unroll
@@ -65,7 +66,7 @@ template <int COUNT> DEVICE void load_pairs(const float *from, float2 (&to)[COUN
         to[i] = *(const float2 *)(from + 8 * i);
 }
 
-/* Rows of v in bf16, times a power of two each. */
+/* Scales rows of v in bf16, by a power of two each. */
 DEVICE void scale_pairs(const float (&times)[2], u32 (&v)[4][4])
 {
 #pragma unroll
@@ -75,8 +76,9 @@ DEVICE void scale_pairs(const float (&times)[2], u32 (&v)[4][4])
     }
 }
 
-/* A chunk: the state after it, and its outputs. A state is multiplied by keys, then by queries; the second product runs
- * beside what becomes of the first one, the outputs' last steps beside the state's product. */
+/* A chunk: the state after it, and its outputs. The state is multiplied by keys, then by queries.
+ * The second product overlaps the processing of the first; the outputs' last steps overlap the
+ * state's update. */
 template <int RULE>
 DEVICE void pass_whole(const linear_call &call, const states_memory<RULE> &m, int n, int lead,
                        int slice, int warp, int lane, const whole_place &place, state_tile &s,
@@ -183,7 +185,7 @@ DEVICE void pass_part(const linear_call &call, const states_work &work,
     for (int i = 0; i < work.to - work.from; i++) {
         const linear_chunk chunk = next;
         const int snapshot = __shfl_sync(~0u, chunk.snapshot, 0);
-        if (i + 1 < work.to - work.from) /* now: there is no wait for it */
+        if (i + 1 < work.to - work.from) /* here, where nothing waits for it */
             next = call.chunks.list[work.from + i + 1];
         const int n = work.passed + i, row = work.sequence.first_row + chunk.first;
         const whole_place place = {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_wide.cuh: states and outputs of GDN with a norm where sequences and heads fill the multiprocessors: a
- * block has 128 values, two warpgroups for 64 of them each. A warpgroup makes outputs, too, from the operands
- * that it has in registers, so nothing is handed on: k and q, T and P are read by both.
+ * states_wide.cuh: states and outputs of GDN with a norm, if sequences and heads fill the
+ * multiprocessors. A block has 128 values, two warpgroups with 64 each. A warpgroup also computes
+ * its outputs, from the operands in its registers, so nothing is passed on. Both read k, q, T and
+ * P.
  */
 #ifndef LINEAR_LIKE_STATES_WIDE_CUH
 #define LINEAR_LIKE_STATES_WIDE_CUH
@@ -11,26 +12,28 @@
 #include "plugins/linear_like/kernels/states_segments.cuh"
 #include "plugins/linear_like/kernels/tile_rows.cuh"
 
-/* Of stages: all is there; it has been read; rows of q and k are there as the batch has them, with their numbers; the
- * chunk's task is there. */
+/* Barriers of stages: all data has arrived; it has been read; rows of q and k from the batch have
+ * arrived, with their numbers; the chunk's task is written. */
 enum { WIDE_FULL, WIDE_FREE, WIDE_ROWS, WIDE_TASK };
 
-/* Named barriers of a warpgroup and the warp that stores its outputs: these are there; they have been read. Of both
- * warpgroups: one may begin its products of the state, as the other has asked for its own. */
+/* Named barriers of a warpgroup and the warp that stores its outputs: outputs are in shared memory;
+ * they have been read. Of both warpgroups: one may start its products of the state, as the other
+ * has issued its own. */
 enum { WIDE_THERE = 1, WIDE_READ = 3, WIDE_BOTH = 128 + 32, WIDE_TURN = 5, WIDE_PAIR = 256 };
 
 /* A chunk of one of a block's parts. */
 struct __align__(32) wide_task
 {
-    int row, rows; /* of the batch; no rows: there is no such chunk, and none after it */
+    int row, rows; /* of the batch; rows == 0: there are no more chunks */
     int head, snapshot;
-    int from, to; /* of a part's first and last chunk: a slot and 1, or WIDE_CARRY; of others 0 */
+    int from, to; /* for a part's first and last chunk: slot and 1, or WIDE_CARRY; otherwise 0 */
 };
 
-/* A state that passes from launch to launch. */
+/* The state passes from launch to launch. */
 enum { WIDE_CARRY = -1 };
 
-/* Where the thread that asks for chunks is: its part, of which chunks [from, to) of the list are left. */
+/* The position of the thread that requests chunks: its part, with chunks [from, to) of the list
+ * left. */
 struct __align__(16) wide_walk
 {
     states_work work;
@@ -38,8 +41,8 @@ struct __align__(16) wide_walk
     int coming; /* the block's next part */
 };
 
-/* Shared memory of a block: stages of all that is needed of a chunk, as the workspace has it, and rows of v;
- * what outputs are turned in; tasks; what a thread would have no registers for. */
+/* Shared memory of a block: stages of a chunk's data in the layout of the workspace, and rows of v;
+ * buffers to transpose outputs; tasks; variables of a thread without registers for them. */
 struct wide_memory {
     static constexpr int q = 0, k = CHUNK_TILE, numbers = 2 * CHUNK_TILE;
     static constexpr int products = numbers + CHUNK_NUMBERS, inverse = products + CHUNK_PRODUCTS;
@@ -90,8 +93,8 @@ struct wide_memory {
             barrier_wait(barrier(WIDE_FREE, n), (n / WIDE_STAGES - 1) & 1);
     }
 
-    /* `tiles`: no warps convert rows. The warp that stores outputs arrives at WIDE_FREE, too, when it has seen a
-     * chunk's task. */
+    /* `tiles`: no warps convert rows. The warp that stores outputs also arrives at WIDE_FREE, after
+     * it has read a chunk's task. */
     __device__ __forceinline__ void begin(bool tiles) const
     {
         if (threadIdx.x == 0) {
@@ -115,13 +118,14 @@ struct wide_memory {
 
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
-/* A part that no block has had. Two counts take turns, as the launch of a window sets that of the next one to 0. */
+/* Takes a part that no block has taken. Two counts alternate: the launch of a window clears that of
+ * the next one. */
 DEVICE int take_part(const linear_call &call, int first)
 {
     return gridDim.x + atomicAdd(call.chunks.count + 2 + first / call.chunks.window % 2, 1);
 }
 
-/* The next chunk, unless there is none. Parts are sequences of the window times v heads. */
+/* Finds the next chunk; false: there is none. Parts are sequences of the window times v heads. */
 DEVICE bool find_chunk(const linear_call &call, int first, wide_walk &walk, wide_task &to)
 {
     const linear_chunks &chunks = call.chunks;
@@ -142,12 +146,14 @@ DEVICE bool find_chunk(const linear_call &call, int first, wide_walk &walk, wide
     return true;
 }
 
-/* Where copies to a stage arrive: of rows of q and k, and their numbers; of rows of v; of what else there is. */
+/* The barriers of a stage's copies: of rows of q and k and their numbers; of rows of v; of all
+ * other data. */
 struct wide_arrivals {
     unsigned rows, values, rest;
 };
 
-/* The warps that convert rows of q and k need not wait for the rest, but clear rows of v beyond the chunk's last. */
+/* The warps that convert rows of q and k do not wait for other data, but they clear rows of v
+ * beyond the chunk's last. */
 template <int RULE> DEVICE wide_arrivals expect_wide(const wide_memory &m, int n, int num_rows)
 {
     const unsigned all = m.barrier(WIDE_FULL, n), rows = m.barrier(WIDE_ROWS, n);
@@ -162,7 +168,7 @@ template <int RULE> DEVICE wide_arrivals expect_wide(const wide_memory &m, int n
     return {rows, whole ? all : rows, all};
 }
 
-/* Rows of chunk `index` of the window, which were there before linear_ready_* began. */
+/* Copies rows of chunk `index` of the window, which existed before linear_ready_* started. */
 template <int RULE>
 DEVICE void fetch_wide_rows(const linear_call &call, const linear_wide_maps &maps,
                             const wide_task &task, int index, unsigned to, const wide_arrivals &at)
@@ -185,8 +191,8 @@ DEVICE void fetch_wide_rows(const linear_call &call, const linear_wide_maps &map
                     task.head, 0);
 }
 
-/* All that chunk `n` of the block's needs; false: there is none. A thread. The first chunk's rows come while the last
- * blocks of linear_ready_* run. */
+/* Copies all data of the block's chunk `n`; false: there is none. By one thread. Rows of the first
+ * chunk arrive while the last blocks of linear_ready_* run. */
 template <int RULE>
 DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, int first,
                        const wide_memory &m, int n)
@@ -222,8 +228,8 @@ DEVICE bool fetch_wide(const linear_call &call, const linear_wide_maps &maps, in
     return true;
 }
 
-/* Rows of q and k of a chunk, of which there are `rows`, as fp16, near length 1. What has been copied beyond them
- * is others', and is multiplied by 0, so that it is to be finite. */
+/* Converts a chunk's `rows` rows of q and k to fp16, near length 1. Rows beyond belong to other
+ * sequences; they are multiplied by 0, so they must become finite. */
 DEVICE void convert_wide(char *stage, int rows)
 {
     const float *numbers = (const float *)(stage + wide_memory::numbers);
@@ -238,8 +244,9 @@ DEVICE void convert_wide(char *stage, int rows)
     fence_async_shared();
 }
 
-/* Outputs of chunk `n` of group `group` of values, as soon as they are turned: of few rows by all lanes, as others'
- * rows follow. A warp, which has the fence, as the warpgroup has no time for it. `more`: there is a chunk after it. */
+/* Stores outputs of chunk `n` of value group `group`, as soon as they are transposed. Partial
+ * chunks are stored by all lanes, as rows of other sequences follow. By a warp, which also executes
+ * the fence, as the warpgroup has no time for it. `more`: another chunk follows. */
 DEVICE void store_wide(const linear_call &call, const linear_wide_maps &maps, const wide_memory &m,
                        int group, int n, bool more)
 {
@@ -265,7 +272,8 @@ DEVICE void store_wide(const linear_call &call, const linear_wide_maps &maps, co
         named_arrive(WIDE_READ + group, WIDE_BOTH);
 }
 
-/* The state that a part begins with, to L2, by a warp: nothing is to wait for memory between two parts. */
+/* Prefetches a part's first state to L2, by a warp, so that nothing waits for memory between two
+ * parts. */
 DEVICE void prefetch_state(const linear_call &call, const wide_task &task)
 {
     const linear_operands &o = call.operands;
@@ -278,7 +286,7 @@ DEVICE void prefetch_state(const linear_call &call, const wide_task &task)
             asm volatile("prefetch.global.L2 [%0];" ::"l"(from + row * o.state_row + at));
 }
 
-/* Rows of all chunks, by two warps. */
+/* Converts rows of all chunks, by two warps. */
 DEVICE void convert_all_wide(const wide_memory &m)
 {
 #pragma unroll 1
@@ -293,7 +301,7 @@ DEVICE void convert_all_wide(const wide_memory &m)
     }
 }
 
-/* Outputs of all chunks, by a warp. */
+/* Stores outputs of all chunks, by a warp. */
 DEVICE void store_all_wide(const linear_call &call, const linear_wide_maps &maps,
                            const wide_memory &m)
 {
@@ -314,8 +322,8 @@ DEVICE void store_all_wide(const linear_call &call, const linear_wide_maps &maps
     }
 }
 
-/* What all chunks need, and their outputs, by the third warpgroup: a thread asks for chunks, two warps convert their
- * rows, and one stores outputs, so that none waits for what another one waits for. */
+/* The third warpgroup: one thread requests chunks, two warps convert their rows, and one warp
+ * stores outputs, so that none waits for what another waits for. */
 template <int RULE>
 DEVICE void fetch_all_wide(const linear_call &call, const linear_wide_maps &maps, int first,
                            const wide_memory &m, int warp)
@@ -331,7 +339,8 @@ DEVICE void fetch_all_wide(const linear_call &call, const linear_wide_maps &maps
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* Outputs of the warp's values, turned. `read`: q S in units of `held`; `added`: P U; `kept`: U. */
+/* Transposes the outputs of the warp's values. `read`: q S in units of `held`; `added`: P U;
+ * `kept`: U. */
 DEVICE void turn_wide(const float2 (&owns)[8], float p, const left_operand<8> &kept,
                       const float (&added)[32], float (&read)[32], char *turn, int warp, int lane)
 {
@@ -359,7 +368,7 @@ DEVICE void turn_wide(const float2 (&owns)[8], float p, const left_operand<8> &k
     }
 }
 
-/* q S, in units of 1 and times what is left of the state in each row. */
+/* Converts q S to units of 1, times the decay of the state at each row. */
 DEVICE void scale_wide(const float2 (&left)[8], const float (&held)[2], float (&read)[32])
 {
 #pragma unroll
@@ -367,7 +376,7 @@ DEVICE void scale_wide(const float2 (&left)[8], const float (&held)[2], float (&
         read[i] = read[i] * held[i / 2 % 2] * (i % 2 ? left[i / 4].y : left[i / 4].x);
 }
 
-/* Rows of v, turned, and the largest magnitude of each, of a panel of a tile. */
+/* Loads rows of v, transposed, from a panel of a tile, and their largest magnitudes. */
 template <bool IS_F16>
 DEVICE void load_wide_values(unsigned v, int warp, int lane, u32 (&to)[4][4], float (&largest)[2])
 {
@@ -387,7 +396,7 @@ DEVICE void load_wide_values(unsigned v, int warp, int lane, u32 (&to)[4][4], fl
                    : fmaxf(fabsf(bits_f32(most[i] << 16)), fabsf(bits_f32(most[i] & 0xffff0000))));
 }
 
-/* Numbers of a lane's rows: two of each eight. */
+/* Loads the numbers of a lane's rows: two of each eight. */
 DEVICE void load_pairs(const float *numbers, int lane, float2 (&to)[8])
 {
 #pragma unroll
@@ -395,7 +404,7 @@ DEVICE void load_pairs(const float *numbers, int lane, float2 (&to)[8])
         to[n] = *(const float2 *)(numbers + 8 * n + lane % 4 * 2);
 }
 
-/* The right side of T, from v and what the state gives for k. IS_F16: v is times `more`. */
+/* The right side of T, from v and the state's product with k. IS_F16: v is multiplied by `more`. */
 template <bool IS_F16>
 DEVICE void find_side(const u32 (&v)[4][4], const float2 (&numbers)[8], const float2 (&more)[8],
                       const turn_units &units, const float (&x)[32], left_operand<8> &to)
@@ -426,8 +435,8 @@ DEVICE void find_side(const u32 (&v)[4][4], const float2 (&numbers)[8], const fl
     }
 }
 
-/* Both warpgroups at once would wait for the same products, and then compute at the same time: they begin in turn. With
- * tiles from the convolution that was not measured. */
+/* If both warpgroups ran in phase, they would wait for products together and then compute together,
+ * so they alternate. Not measured with tiles from the convolution. */
 template <int RULE> DEVICE void wait_for_turn(int group)
 {
     if (!CHUNK_HAS_TILES(RULE))
@@ -440,7 +449,7 @@ template <int RULE> DEVICE void pass_turn(int group)
         named_arrive(WIDE_TURN + 1 - group, WIDE_PAIR);
 }
 
-/* The state after chunk `n`, and outputs, turned. `s` times `unit`. */
+/* The state after chunk `n`, and its outputs, transposed. `s` times `unit`. */
 template <int RULE>
 DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane, state_tile &s,
                       float (&unit)[2])
@@ -510,7 +519,8 @@ DEVICE void pass_wide(const wide_memory &m, int n, int group, int warp, int lane
 
 /* ---- Parts ----------------------------------------------------------------------------------- */
 
-/* A lane's part of the states that a launch leaves to the next, or, unless `after`, has from the one before. */
+/* A lane's part of the states passed to the next launch or, unless `after`, from the previous
+ * launch. */
 DEVICE float *find_carry(const linear_call &call, int first, int head, int panel, int lane,
                          bool after)
 {
@@ -521,7 +531,7 @@ DEVICE float *find_carry(const linear_call &call, int first, int head, int panel
            ((i64)head * panels + panel) * CHUNK_CARRY + lane * 4;
 }
 
-/* The lane's part of the state that a part begins with. `here`: the head has such values. */
+/* Loads the lane's part of a part's first state. `here`: the head has such values. */
 DEVICE void load_wide_state(const linear_call &call, int first, const wide_task &task, bool here,
                             int panel, int lane, state_tile &s)
 {
@@ -537,7 +547,7 @@ DEVICE void load_wide_state(const linear_call &call, int first, const wide_task 
         pass_state<false>(call, task.from - 1, at, s);
 }
 
-/* The state after a chunk: for its snapshot, for the part's sequence or the next launch. */
+/* Stores the state after a chunk: for its snapshot, for the part's sequence or the next launch. */
 DEVICE void store_wide_state(const linear_call &call, int first, const wide_task &task, int panel,
                              int lane, state_tile &s)
 {
@@ -552,7 +562,7 @@ DEVICE void store_wide_state(const linear_call &call, int first, const wide_task
         carry_state(find_carry(call, first, task.head, panel, lane, true), true, s);
 }
 
-/* All chunks of all parts; `group`: 64 values. */
+/* Processes all chunks of all parts; `group`: 64 values. */
 template <int RULE>
 DEVICE void pass_all_wide(const linear_call &call, int first, const wide_memory &m, int group,
                           int warp, int lane)
@@ -586,11 +596,11 @@ DEVICE void pass_all_wide(const linear_call &call, int first, const wide_memory 
         }
     }
     if (group == 0)
-        wait_for_turn<RULE>(group); /* no barrier is left with arrivals */
+        wait_for_turn<RULE>(group); /* leaves no barrier with arrivals */
 }
 
-/* Sequences of the window from chunk `first` on, times v heads: a block has one part, and then each next one that no
- * block has. */
+/* Processes sequences of the window from chunk `first` on, times v heads: a block has one part,
+ * then each next one that no block has taken. */
 template <int RULE>
 DEVICE void wide_block(const linear_call &call, const linear_wide_maps &maps, int first,
                        char *memory)

@@ -1,25 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * states_work.cuh: a block's part of a launch of linear_states_* or linear_segments_*, and where states come
- * from and go to: the pool, the next launch, results of segments.
+ * states_work.cuh: a block's part of a launch of linear_states_* or linear_segments_*, and loads
+ * and stores of states: the pool, the next launch, results of segments.
  */
 #ifndef LINEAR_LIKE_STATES_WORK_CUH
 #define LINEAR_LIKE_STATES_WORK_CUH
 
 #include "plugins/linear_like/kernels/chunk_products.cuh"
 
-/* A block's part of a launch: chunks [from, to) of the list, those of a sequence being [begin,
- * end); segment `number` of `count`. */
+/* A block's part of a launch: chunks [from, to) of the list, of the sequence's chunks [begin, end);
+ * segment `number` of `count`. */
 struct states_work {
     linear_sequence sequence;
     int first, begin, end, from, to;
     int index, number, count;
-    int head, panel; /* the first of the block's */
-    int lead;        /* stages of the state's ring that come before the chunks' */
-    int passed;      /* chunks of parts that the block has had before */
+    int head, panel; /* the block's first */
+    int lead;        /* stages of the state's ring before those of chunks */
+    int passed;      /* chunks of the block's earlier parts */
 };
 
-/* The block's part of segment `index` of the window from chunk `first` on; false: there is none. */
+/* Finds the block's part of segment `index` of the window from chunk `first` on; false: there is
+ * none. */
 DEVICE bool find_work(const linear_call &call, int first, int index, states_work &work)
 {
     const linear_chunks &chunks = call.chunks;
@@ -37,7 +38,7 @@ DEVICE bool find_work(const linear_call &call, int first, int index, states_work
     return true;
 }
 
-/* The first row of operands.mixed that is the chunk's; `index`: of the window. */
+/* The chunk's first row in operands.mixed; `index`: of the chunk in the window. */
 DEVICE int find_row(const linear_call &call, const linear_sequence &sequence,
                     const linear_chunk &chunk, int index)
 {
@@ -53,7 +54,7 @@ DEVICE char *find_result(const linear_call &call, int index, int head)
     return call.chunks.results + ((i64)index * call.dims.v_heads + head) * size;
 }
 
-/* The part of a lane of a warp's panel. */
+/* A lane's part of a warp's panel. */
 DEVICE float *result_state(const linear_call &call, const states_work &work, int index, int panel,
                            int lane)
 {
@@ -67,14 +68,15 @@ DEVICE char *result_matrix(const linear_call &call, const states_work &work, int
 
 /* ---- States in a pool ------------------------------------------------------------------------ */
 
-typedef float state_tile[64]; /* of k by eights: v r at k 2 q, 2 q + 1; v r + 8 at the same */
+typedef float state_tile[64]; /* by eights of k: value r at k 2 q and 2 q + 1, then value r + 8 at
+                               * the same k */
 
 struct state_place {
-    int head, value, key; /* of the first element: value + 8 for the second pair */
+    int head, value, key; /* of the first element; the second pair has value + 8 */
 };
 
-/* Elements of which the first is at `pool`; the lane has `keys` of k from there on. All loads wait for
- * memory together. */
+/* Loads or stores elements from `pool` on; the lane has `keys` of k. All loads are in flight
+ * together. */
 template <bool STORE, bool BF16>
 DEVICE void pass_elements(char *pool, i64 key, i64 value, int keys, state_tile &s)
 {
@@ -127,7 +129,7 @@ DEVICE void carry_state(float *carry, bool store, state_tile &s)
     }
 }
 
-/* A state before the first chunk of a sequence, or of a launch. */
+/* Loads the state before the first chunk of a sequence, or of a launch. */
 DEVICE void load_first_state(const linear_call &call, const states_work &work, int panel, int lane,
                              state_tile &s)
 {
@@ -143,7 +145,7 @@ DEVICE void load_first_state(const linear_call &call, const states_work &work, i
         pass_state<false>(call, work.sequence.slot, at, s);
 }
 
-/* The state after a sequence's chunks of a launch, for its slot or the next launch. */
+/* Stores the state after a sequence's chunks of a launch, to its slot or for the next launch. */
 DEVICE void store_last_state(const linear_call &call, const states_work &work, int panel, int lane,
                              state_tile &s)
 {

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tile_rows.cuh: rows of q, k and v as the batch has them, by four warps: copied as a tile; q and k as fp16.
+ * tile_rows.cuh: copies rows of q, k and v from the batch to tiles, by four warps, and converts q
+ * and k to fp16.
  */
 #ifndef LINEAR_LIKE_TILE_ROWS_CUH
 #define LINEAR_LIKE_TILE_ROWS_CUH
 
 #include "plugins/linear_like/kernels/chunk_products.cuh"
 
-/* Rows of `dim` channels as a tile, by sixteen lanes each of four warps; 0 where there are none. `from`: the
- * first; they are `apart` bytes apart. */
+/* Copies rows of `dim` channels to a tile, sixteen lanes per row, by four warps; missing elements
+ * are 0. Rows are `apart` bytes apart from `from` on. */
 DEVICE void fetch_tile(const char *from, i64 apart, int rows, int dim, char *tile)
 {
     const int place = threadIdx.x % 16, row = threadIdx.x % CHUNK_READY_THREADS / 16;
@@ -20,7 +21,7 @@ DEVICE void fetch_tile(const char *from, i64 apart, int rows, int dim, char *til
         copy_or_clear(to + r * 1024, from + 8 * r * apart, 8 * r < here);
 }
 
-/* Two elements of bf16 times a power of two, as fp16. */
+/* Two bf16 elements times a power of two, as fp16. */
 DEVICE u32 convert_two(u32 x, u32 up)
 {
     u32 y;
@@ -28,13 +29,13 @@ DEVICE u32 convert_two(u32 x, u32 up)
     return pack_half(bits_f32(y << 16), bits_f32(y & 0xffff0000));
 }
 
-/* Where thread `thread` of 128 has 16 bytes of row `r` of eight. */
+/* The 16 bytes of row `r` of eight that belong to thread `thread` of 128. */
 DEVICE uint4 *tile_piece(char *tile, int thread, int r)
 {
     return (uint4 *)(tile + tile_offset(thread / 16 * 8 + r, thread % 16));
 }
 
-/* Zeros from row `rows` on: in the thread's pieces. */
+/* Clears the thread's pieces of rows from `rows` on. */
 DEVICE void clear_rows(char *tile, int thread, int rows)
 {
 #pragma unroll
@@ -43,7 +44,8 @@ DEVICE void clear_rows(char *tile, int thread, int rows)
             *tile_piece(tile, thread, r) = make_uint4(0, 0, 0, 0);
 }
 
-/* Rows of q or k times powers of two, as fp16, near length 1. `ups`: those, twice as bf16 in a word. */
+/* Converts rows of q or k to fp16, times powers of two that bring their lengths near 1. `ups`: each
+ * power, twice as bf16 in a word. */
 DEVICE void convert_tile(char *tile, int thread, const float *ups)
 {
     const uint4 *from = (const uint4 *)(ups + thread / 16 * 8);
