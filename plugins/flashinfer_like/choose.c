@@ -11,11 +11,10 @@ enum {
     SHORT_AGAIN = 45,    /* percent: of an item's keys that another has at the same time */
     ITEM_BEGINS = 8000,  /* a prefill item, and ITEM_DIMS more for each 128 of dim + v_dim */
     ITEM_DIMS = 4000,
-    MERGES = 5000,  /* of what blocks leave for each other, at the end */
-    SHARED = 15000, /* more, where each prefill item is shared by very many */
-    SHARED_HALF =
-        20000, /* the same of half a tile of rows; with more than 256 of dim + v_dim, it grows
-                            with their square */
+    MERGES = 5000,       /* of what blocks leave for each other, at the end */
+    SHARED = 15000,      /* more, where each prefill item is shared by very many */
+    SHARED_HALF = 20000, /* the same of half a tile of rows; it grows with the square of more than
+                            256 of dim + v_dim */
     SHORT_MERGES = 9000, /* of several tiles of attend */
     HALF_MERGES = 16200, /* of prefill by half tiles, and what their queries wait for keys */
     EIGHTHS = 9,         /* of fi_key_cycles: prefill keys */

@@ -185,15 +185,25 @@ DEVICE void attend_ahead(const fi_call &c, const struct work &w, struct control 
     }
 }
 
-/* The same where a unit's scores are its own step's. */
+/* Units after the one at `from`, where a unit's scores are its own step's. */
 template <typename S, typename F>
 DEVICE void attend_in_turn(const fi_call &c, const struct work &w, struct control *control,
                            u32 base, rows<S> &r, place<S> &at, int from, int left, F key_after,
                            u32 (&p)[S::keys / 4])
 {
-    float s[S::keys / 2];
+    if constexpr (!S::has_whole) {
+#pragma unroll 1
+        for (; left > 0; left--) {
+            float s[S::keys / 2];
+            from = key_after(from);
+            step<S, false, false>(c, w, control, base, r, at, from, from, left > 1, s, p);
+        }
+        return;
+    }
+    from = key_after(from);
 #pragma unroll 1
     while (left > 0) {
+        float s[S::keys / 2];
 #pragma unroll 1
         for (; left > 0 && is_whole_unit<S>(c, r, from); left--) {
             step<S, false, true>(c, w, control, base, r, at, from, from, left > 1, s, p);
@@ -242,11 +252,10 @@ DEVICE void attend(const fi_call &c, const struct work &w, struct control *contr
     values_wait<S>(w, control, at);
     if (left > 0)
         keys_wait<S>(w, control, at);
-    from = key_after(from);
     if constexpr (!S::ahead)
         attend_in_turn<S>(c, w, control, base, r, at, from, left, key_after, p);
     else if (left > 0)
-        attend_ahead<S>(c, w, control, base, r, at, from, left, key_after, p);
+        attend_ahead<S>(c, w, control, base, r, at, key_after(from), left, key_after, p);
     wgmma_fence();
     gemm_pv<S>(r.o, p, base + S::v_at + at.v.slot * S::v_bytes, r.add);
     wgmma_commit();
