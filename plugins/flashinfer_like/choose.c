@@ -20,7 +20,8 @@ enum {
     EIGHTHS = 9,         /* of fi_key_cycles: prefill keys */
     EIGHTHS_HALF = 12,   /* of half a tile, which takes as long as a whole one */
     EIGHTHS_CODES = 15,  /* of item_cycles(): the same over fp8, of keys that are converted */
-    EIGHTHS_WIDE = 11,   /* of more than 256 of dim + v_dim: units of half as many keys */
+    EIGHTHS_WIDE = 11,   /* of more than 256 of dim + v_dim: units of half as many keys; */
+    EIGHTHS_WIDE_HALF = 13, /* of half a tile of their rows */
     FEW_ITEMS = 4,  /* items of few rows, for multiprocessors of that number: a block has one */
     HALF_ITEMS = 3, /* of two multiprocessors, where they have two blocks each otherwise: columns
                        have parts of one item alone up to there; */
@@ -93,7 +94,7 @@ int fi_is_short(const cuda_group *group, const cuda_extent *extent, int64_t keys
         return rows <= SHORT_ROWS;
     keys = windowed(group, extent, keys);
     int64_t dims = group->dim + group->v_dim;
-    int64_t eighths = dims > 256 ? EIGHTHS_WIDE : EIGHTHS_HALF;
+    int64_t eighths = dims > 256 ? EIGHTHS_WIDE_HALF : EIGHTHS_HALF;
     int64_t shared = dims > 256 ? SHARED_HALF * dims * dims / (256 * 256) : SHARED_HALF;
     return short_cycles(group, extent, keys, sms) <=
            prefill_cycles(group, extent, keys, sms, eighths, shared);
