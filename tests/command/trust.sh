@@ -141,8 +141,8 @@ else
     for call in forward task; do
         run 0 "another system call without the C library is made in a $call" $call:call_inline
     done
-    run 0 "a check of alignment that is left on is named, and put back" query:check_alignment \
-        "villain: query ($villain): defect of the plugin (ERR-03): the processor's check of alignment" "it was put back"
+    run 0 "a check of alignment that is left on is named, and put back" describe:check_alignment \
+        "describe ($villain): defect of the plugin (ERR-03): the processor's check of alignment" "it was put back"
 fi
 for other in list explain; do
     ends 5 "$other does not hang when its thread ends" describe:end_thread_c11 "thrd_exit() in" -- \
