@@ -7,7 +7,7 @@
 
 #include "plugins/linear_like/kernels/channels_gates.cuh"
 
-/* ---- What is found of rows alone ------------------------------------------------------------- */
+/* ---- Rows alone -------------------------------------------------------------------------- */
 
 DEVICE void multiply_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
@@ -76,7 +76,7 @@ DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
     }
 }
 
-/* ---- Decays of blocks, and numbers ----------------------------------------------------------- */
+/* ---- Decays of blocks, and numbers ------------------------------------------------------- */
 
 /* Decays of the warp's block, two channels per lane; eight lanes also compute those of the whole
  * chunk and between blocks. */
@@ -151,7 +151,7 @@ DEVICE void write_row_numbers(const linear_dims &d, const decays_memory &m, cons
         (TILES ? row.own : m.own[r] * m.q_times[r] * m.k_times[r]) * d.sm_scale;
 }
 
-/* ---- Rows with their decays ------------------------------------------------------------------ */
+/* ---- Rows with their decays -------------------------------------------------------------- */
 
 /* Two elements of a normalised row: bf16 times `times`, or fp16. */
 template <bool TILES> DEVICE float2 unpack_two(u32 x, float times)

@@ -20,7 +20,7 @@
 #include "plugins/linear_like/kernels/chunk_channels_inverse.cuh"
 #include "plugins/linear_like/kernels/chunk_states.cuh"
 
-/* ---- Shared memory --------------------------------------------------------------------------- */
+/* ---- Shared memory ----------------------------------------------------------------------- */
 
 /* Offsets in a strip's tiles, in halves of 64 channels: rows of k, then of q; keys decayed to the
  * strip's end (in the same place earlier: raw gates, then log decays); T and, 32 bytes further in
@@ -97,7 +97,7 @@ struct strip_ring {
     }
 };
 
-/* ---- Parts ----------------------------------------------------------------------------------- */
+/* ---- Parts ------------------------------------------------------------------------------- */
 
 /* Finds part `part` of a launch (a head of a sequence), or the block's next part with chunks.
  * Blocks take parts back and forth, so that each has long and short sequences. */
@@ -149,7 +149,7 @@ struct strip_turn {
     }
 };
 
-/* ---- Rows and gates -------------------------------------------------------------------------- */
+/* ---- Rows and gates ---------------------------------------------------------------------- */
 
 /* Rows of a strip. */
 struct strip_rows {
@@ -437,7 +437,7 @@ template <bool TILES> DEVICE void find_largest(const strip_slot &slot, int lane)
     *(float4 *)(slot.numbers + STRIP_LARGEST + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* ---- Decays and products ---------------------------------------------------------------------- */
+/* ---- Decays and products ----------------------------------------------------------------- */
 
 /* Sums log decays of 16 channels from the strip's first row on. `ones`: a triangle of ones on and
  * below the diagonal. */
@@ -631,7 +631,7 @@ DEVICE void write_strip(const strip_slot &slot, float *square, float times, floa
     });
 }
 
-/* ---- Strips made ready ------------------------------------------------------------------------- */
+/* ---- Preparation of strips --------------------------------------------------------------- */
 
 /* Loads the input of beta of row `r` of `rows`. `first`: of the batch. */
 DEVICE u32 load_beta(const linear_call &call, i64 first, int r, int rows, int head)
@@ -743,7 +743,7 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
     }
 }
 
-/* ---- States and outputs ----------------------------------------------------------------------- */
+/* ---- States and outputs ------------------------------------------------------------------ */
 
 /* The largest elements of a state's rows. */
 DEVICE void largest_of_state(const state_tile &s, float (&largest)[2])
@@ -988,7 +988,7 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
         store_last_state(call, last, warp, lane, s);
 }
 
-/* ---- A block ------------------------------------------------------------------------------------ */
+/* ---- A block ----------------------------------------------------------------------------- */
 
 template <bool TILES> DEVICE void strips_block(const linear_call &call, char *memory)
 {
