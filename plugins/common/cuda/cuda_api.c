@@ -26,7 +26,8 @@ static struct {
     nvrtc_api api;
 } nvrtc = {.once = PTHREAD_ONCE_INIT};
 
-/* The first of `names` that opens; NULL, with the loader's message for the first one in `why`. */
+/* Opens the first of `names` that exists; NULL, with the loader's message for the first name in
+ * `why`. */
 static void *open_first(const char *const *names, char *why)
 {
     void *library = NULL;
@@ -113,8 +114,8 @@ attn_status nvrtc_api_get(const nvrtc_api **api, attn_error *error)
     return ATTN_OK;
 }
 
-/* Results by their values in cuda.h. Those after which the context is beyond repair: ECC, illegal
- * address, launch timeout, context destroyed, assert, hardware stack, illegal instruction,
+/* Results by their values in cuda.h. DEVICE_LOST: results after which the context is unusable: ECC,
+ * illegal address, launch timeout, context destroyed, assert, hardware stack, illegal instruction,
  * misaligned address, address space, program counter, launch failure, and a device that
  * disappeared. */
 attn_status cuda_status(int result)

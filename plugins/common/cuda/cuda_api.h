@@ -106,8 +106,8 @@ enum {
        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, cuda_stream stream,  \
        void **params, void **extra))
 
-/* Calls that not every driver has (cuLaunchKernelEx: since CUDA 11.8, cuTensorMapEncodeTiled:
- * 12.0), and those for programs that drive a device themselves. NULL where the driver lacks it. */
+/* Calls that some drivers lack (cuLaunchKernelEx: since CUDA 11.8, cuTensorMapEncodeTiled: 12.0),
+ * and calls for programs that manage a device themselves. NULL if the driver lacks it. */
 #define CUDA_API_MORE(X)                                                                           \
     X(int, cuLaunchKernelEx,                                                                       \
       (const cuda_launch_config *config, cuda_function function, void **params, void **extra))     \
@@ -165,9 +165,9 @@ typedef struct nvrtc_api {
     NVRTC_API(CUDA_API_MEMBER)
 } nvrtc_api;
 
-/* The driver (libcuda.so.1), opened and initialised once a process; never closed. *api is set on
- * success alone and stays valid. DEPENDENCY_MISSING, with the reason, if there is none or if it
- * finds no device. [any-thread] */
+/* The driver (libcuda.so.1), opened and initialised once per process; never closed. *api is set
+ * only on success and stays valid. DEPENDENCY_MISSING, with the reason, if there is no driver or no
+ * device. [any-thread] */
 attn_status cuda_api_get(const cuda_api **api, attn_error *error);
 
 /* NVRTC (libnvrtc.so.13, .12, .11.2, or as the CUDA toolkit installs it), likewise. [any-thread] */

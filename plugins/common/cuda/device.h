@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.h: the device of an instance: that of the context that the host made current for create.
+ * device.h: the device of an instance: that of the context current in create.
  */
 #ifndef PLUGINS_CUDA_DEVICE_H
 #define PLUGINS_CUDA_DEVICE_H
@@ -21,8 +21,8 @@ typedef struct cuda_facts {
     uint32_t shared_memory; /* bytes one block may opt in to */
 } cuda_facts;
 
-/* Ask the current device, and compare it with the one of the problem. BAD_STATE without a current
- * context; DEPENDENCY_MISSING if its architecture differs; a failure of the driver. */
+/* Queries the current device, and compares it with the problem's. BAD_STATE without a current
+ * context; DEPENDENCY_MISSING if its architecture differs; otherwise a failure of the driver. */
 attn_status cuda_facts_find(const cuda_api *cuda, const attn_device *asked, cuda_facts *facts,
                             attn_error *error);
 

@@ -132,8 +132,8 @@ void cuda_check_layer(const cuda_question *ask, attn_verdict *verdict)
 
 enum { ANY_DIM = -1, DIMS_TEXT = 64 };
 
-/* The pairs with these dimensions, ANY_DIM of them if it says so: their head dimensions, or the
- * widths of their values, each once. How many there are. */
+/* Lists the head dimensions, or the value widths, of the pairs that match `with` (ANY_DIM matches
+ * all), each once. Returns their number. */
 static uint32_t list_dims(const cuda_dims *pairs, uint32_t num_pairs, cuda_dims with, int values,
                           char text[DIMS_TEXT])
 {

@@ -67,7 +67,7 @@ static unsigned or_one(uint32_t extent)
     return extent ? extent : 1;
 }
 
-/* Fill in the attributes that the launch has; returns how many. */
+/* Lists the launch's attributes; returns their number. */
 static unsigned list_attributes(const cuda_launch *launch, cuda_launch_attribute to[3])
 {
     unsigned count = 0;

@@ -55,7 +55,7 @@ int cuda_is_aligned(const attn_tensor *tensor, int64_t bytes)
     return 1;
 }
 
-/* Where rows begin, and the bytes from one to the next, and from a head to the next. */
+/* The address of row 0, and the strides of rows and heads in bytes. */
 static void *place_rows(const attn_tensor *tensor, long long *row, long long *head)
 {
     *row = cuda_stride_bytes(tensor, 0);
@@ -283,8 +283,8 @@ static attn_status take_new_latents(const taking *t, attn_error *error)
     return ATTN_OK;
 }
 
-/* Keys are rows of the cache; what is v_dim elements further on, and in rows of bytes beyond the scales, is
- * their position-encoded part. */
+/* Keys are rows of the cache. Their position-encoded part starts v_dim elements further; in rows of
+ * bytes, after the scales. */
 static attn_status take_latent_cache(const taking *t, attn_error *error)
 {
     const cuda_group *group = t->group;

@@ -12,8 +12,7 @@
 /* A role's tensor on the device. INVALID_ARGUMENT with role, actual and accepted value. */
 attn_status cuda_operand(const attn_forward_args *args, uint32_t role, attn_util_form form,
                          const attn_tensor **operand, attn_error *error);
-/* The same, of at least `rows` rows, which dimension 0 of `form` is whatever it says
- * there. */
+/* The same, with at least `rows` rows in dimension 0, whatever `form` says there. */
 attn_status cuda_operand_rows(const attn_forward_args *args, uint32_t role, attn_util_form form,
                               int64_t rows, const attn_tensor **operand, attn_error *error);
 
@@ -32,16 +31,16 @@ attn_status cuda_operands_take(const cuda_group *group, const attn_util_layer *l
                                const cuda_plan *plan, const attn_kv_batch *kv,
                                const attn_forward_args *args, call_operands *to, attn_error *error);
 
-/* New latents and their cache, mla.latent/1 or mla.latent_fp8/1, into what `to` has of k, v and the caches, and its
- * `save`: a group of one KV head, whose keys, `dim` wide, are latents and whose values are their
- * first v_dim elements. c_kv and k_pe, of the batch's rows, may be absent, both. The scale of an
- * fp8 cache is that of k and of v. INVALID_ARGUMENT as above. */
+/* New latents and their cache, mla.latent/1 or mla.latent_fp8/1, as k, v, the caches and `save` of
+ * `to`: a group of one KV head whose keys are latents, `dim` wide, and whose values are their first
+ * v_dim elements. c_kv and k_pe, of the batch's rows, may both be absent. The scale of an fp8 cache
+ * is that of k and of v. INVALID_ARGUMENT as above. */
 attn_status cuda_latents_take(const cuda_group *group, const attn_util_layer *layer,
                               const cuda_plan *plan, const attn_kv_batch *kv,
                               const attn_forward_args *args, call_operands *to, attn_error *error);
 
-/* The `count` scales of a role: where they are on the device, or NULL there and in `values` those on the host.
- * INVALID_ARGUMENT as above. */
+/* The `count` scales of a role: *device is their address on the device or, if they are on the host,
+ * NULL with the scales in `values`. INVALID_ARGUMENT as above. */
 attn_status cuda_scales_take(const attn_forward_args *args, uint32_t role, uint32_t granularity,
                              uint32_t count, float *values, const float **device,
                              attn_error *error);

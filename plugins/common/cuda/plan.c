@@ -162,7 +162,7 @@ static attn_status check_same(const cuda_plan *plan, const attn_batch *batch, co
 
 /* ---- KV groups ------------------------------------------------------------------------------- */
 
-/* Leave the one form that the kernels are to read: pages first, as they are fewer. 0 = none. */
+/* Keeps the one form that the kernels read: pages first, as they are fewer. 0 = none. */
 static int keep_one_form(uint32_t forms, const attn_batch *batch, attn_kv_batch *kv)
 {
     forms &= kv->index_forms;
@@ -179,7 +179,7 @@ static int keep_one_form(uint32_t forms, const attn_batch *batch, attn_kv_batch 
     return pages || list || slots;
 }
 
-/* Cross attention has no query position, and none of its keys is a query's, or an item's. */
+/* Cross attention has no query positions, and its keys belong neither to queries nor to items. */
 static attn_status check_cross(const cuda_group *group, const attn_batch *batch,
                                const attn_mask *mask, attn_error *error)
 {
@@ -286,7 +286,7 @@ attn_status cuda_plan_take(cuda_plan *plan, const cuda_api *cuda, const void *gr
     }
     if (status != ATTN_OK)
         return status;
-    /* All are good: now the previous plan may be replaced. */
+    /* All are valid: the previous plan may be replaced now. */
     for (uint32_t i = 0; i < num_groups && batch.mode != ATTN_MODE_IDLE; i++)
         find_kv_group(plan, group_at(groups, group_size, i), &batch, &plan->kv[i], NULL);
     plan->batch = batch;

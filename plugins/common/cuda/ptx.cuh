@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ptx.cuh: the instructions of Hopper (sm_90a) that CUDA C has no name for, and the older ones that
- * go with them; flashinfer_like/kernels/mma.cuh and triton_like/kernels/common.cuh have those of Ampere.
- * Each wrapper names the section of the PTX ISA (version 9.0) that defines it. Device code alone,
- * no header of the host: NVRTC can read it, too.
+ * ptx.cuh: the instructions of Hopper (sm_90a) without a CUDA C intrinsic, and related older ones;
+ * those of Ampere are in flashinfer_like/kernels/mma.cuh and triton_like/kernels/common.cuh. Each
+ * wrapper names the section of the PTX ISA (version 9.0) that defines it. This is device code
+ * without host headers, so NVRTC can compile it, too.
  *
- * Addresses of shared memory are 32-bit numbers here (shared_address makes them), since that is
- * what the instructions take.
+ * Addresses of shared memory are 32-bit numbers (see shared_address), as the instructions take
+ * them.
  *
- * Compiled for sm_80 to sm_89 (HAS_HOPPER is 0), what orders and waits does without what is not
- * there: nothing; what is another instruction is that one; and the copy engine, which no kernel may
- * use then, traps.
+ * Compiled for sm_80 to sm_89 (HAS_HOPPER is 0): ordering and waits that these lack do nothing,
+ * instructions with a substitute use it, and TMA copies, which no kernel may use there, trap.
  */
 #ifndef PLUGINS_COMMON_CUDA_PTX_CUH
 #define PLUGINS_COMMON_CUDA_PTX_CUH

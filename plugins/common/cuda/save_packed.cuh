@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * save_packed.cuh: new latents into rows of mla.latent_fp8/1 (docs/ABI.md, KV-11), C and CUDA alike: codes of
- * e4m3, an fp32 scale for each 128 of them, and the position-encoded part in bf16.
+ * save_packed.cuh: writes new latents to rows of mla.latent_fp8/1 (docs/ABI.md, KV-11), C and CUDA
+ * alike: e4m3 values, an fp32 scale for each 128 of them, and the position-encoded part in bf16.
  */
 #ifndef PLUGINS_CUDA_SAVE_PACKED_CUH
 #define PLUGINS_CUDA_SAVE_PACKED_CUH
@@ -10,7 +10,7 @@
 
 #define PACKED_SCALED 128 /* elements that share a scale */
 
-/* Where the scales and the position-encoded part begin, in bytes. */
+/* The offsets of the scales and of the position-encoded part, in bytes. */
 PORTABLE int packed_scales_offset(int lora)
 {
     return lora;

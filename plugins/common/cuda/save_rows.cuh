@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * save_rows.cuh: new keys and values into a cache of their own type, or into one of codes, by all
- * blocks of a grid, where both begin at multiples of 16 bytes.
+ * save_rows.cuh: writes new keys and values to a cache of their own type or of fp8, by all blocks
+ * of a grid, if both are aligned to 16 bytes.
  *
  *   thread    0  1  2 ...                     each has a piece of 16 bytes of a head's key or
  *   token 0   K0 K0 K0 ... V0 V0 ... K1 ...   value, and copies it for every token of its block,
  *   token 1   K0 K0 K0 ... V0 V0 ... K1 ...   some neighbouring tokens at a time
  *
- * So all lanes copy, neighbours copy neighbours, and where a piece lies in its head is worked out
- * once. Where a token has fewer pieces than a block has threads, several tokens go side by side.
+ * So all lanes copy adjacent pieces, and the place of a piece in its head is computed once. If a
+ * token has fewer pieces than a block has threads, several tokens are copied side by side.
  */
 #ifndef PLUGINS_CUDA_SAVE_ROWS_CUH
 #define PLUGINS_CUDA_SAVE_ROWS_CUH

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * softmax.cuh: scores to probabilities, C and CUDA alike. Logits are in units of log 2, so that an
- * exponential is one instruction; what others get, the LSE, is natural.
+ * exponential is one instruction; the LSE is natural.
  *
- * Lanes that work on a row together add and compare with the functions below; compiled as C there
- * is one lane, and they give back what they get. A C compilation is as exact as the C library, the
- * device as its fast instructions: their results are close, not equal.
+ * Lanes that share a row add and compare by the functions below. Compiled as C there is one lane,
+ * and they return their argument. C uses the exact functions of the C library, the device its fast
+ * instructions: results are close, not equal.
  */
 #ifndef PLUGINS_CUDA_SOFTMAX_CUH
 #define PLUGINS_CUDA_SOFTMAX_CUH

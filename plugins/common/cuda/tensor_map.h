@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor_map.h: descriptors by which kernels of sm_90 and later copy boxes of a tensor (TMA).
+ * tensor_map.h: descriptors with which kernels of sm_90 and later copy boxes of a tensor (TMA).
  *
- * A descriptor is made on the host, without the device, from where the tensor lies and what a box
- * is; a kernel takes it by value. Nothing of it can be changed by a launch in a graph, so it
- * belongs to tensors whose address stays: KV caches, scratch.
+ * A descriptor is made on the host, without the device, from the tensor's address and the shape of
+ * a box; a kernel takes it by value. A launch in a graph cannot change it, so it is for tensors at
+ * fixed addresses: KV caches, scratch.
  */
 #ifndef PLUGINS_CUDA_TENSOR_MAP_H
 #define PLUGINS_CUDA_TENSOR_MAP_H
@@ -13,8 +13,7 @@
 
 enum { CUDA_TENSOR_MAX_DIMS = 5 };
 
-/* Dimension 0 is the innermost, whose elements lie one after the other: the other way round than in
- * attn_tensor. */
+/* Dimension 0 is the innermost, with contiguous elements: the reverse order of attn_tensor. */
 typedef struct cuda_tensor_box {
     const char *name;                      /* of the tensor, for messages */
     void *data;                            /* device; a multiple of 16 */
@@ -28,8 +27,8 @@ typedef struct cuda_tensor_box {
     uint32_t l2;      /* bytes fetched into the L2 cache at a time: 0 = as needed, 64, 128, 256 */
 } cuda_tensor_box;
 
-/* Make a descriptor. INVALID_ARGUMENT, with name, dimension, value and what is accepted;
- * DEPENDENCY_MISSING for a driver older than CUDA 12.0. *map is set on success alone. */
+/* Makes a descriptor. INVALID_ARGUMENT, with name, dimension, value and accepted values;
+ * DEPENDENCY_MISSING for a driver older than CUDA 12.0. *map is set only on success. */
 attn_status cuda_tensor_map_make(const cuda_api *cuda, const cuda_tensor_box *box,
                                  cuda_tensor_map *map, attn_error *error);
 

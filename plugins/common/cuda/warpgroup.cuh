@@ -5,8 +5,8 @@
  *   scores   S[64 x keys]  = Q[64 x dim] * K[keys x dim]^T    Q and K in shared memory
  *   values   O[64 x dim_v] += P[64 x keys] * V[keys x dim_v]  P in registers, V in shared memory
  *
- * Matrices in shared memory lie in panels of 64 columns, 128 bytes a row, as a box of the copy
- * engine with the 128-byte swizzle leaves them: piece p of 16 bytes of row r in place p ^ r % 8.
+ * Matrices in shared memory are in panels of 64 columns, 128 bytes per row, as TMA writes a box
+ * with the 128-byte swizzle: piece p of 16 bytes of row r is at place p ^ r % 8.
  *
  * T: keys, dim, dim_v, is_f16 (else bf16).
  */

@@ -1,19 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * warpgroup_softmax.cuh: a warpgroup's scores into probabilities, a tile of keys after the other.
+ * warpgroup_softmax.cuh: turns a warpgroup's scores into probabilities, tile by tile.
  *
  * A thread has two rows, r and r + 8, and in each of them two columns of every eight:
  *
  *   values[4 k + 0], [4 k + 1]   row r,     columns 8 k + 2 (lane % 4) + {0, 1}
  *   values[4 k + 2], [4 k + 3]   row r + 8, the same columns
  *
- * Four neighbouring lanes share a row. A row's probabilities are 2^(score * score_log2 -
- * reference). The reference has to be near the row's maximum, so that nothing overflows; which
- * number it is does not matter, since the last division cancels it. So it is the maximum of the
- * tile that came first, and no maximum is computed after that: the sum of a tile's probabilities
- * tells whether one of them was large, and if it was (rarely), the tile is done again with a new
- * reference, and what is there already is scaled to it. A number up to 2^13 loses nothing as a
- * 16-bit float or in sums of fp32.
+ * Four adjacent lanes share a row. A row's probabilities are 2^(score * score_log2 - reference).
+ * The reference must be near the row's maximum to prevent overflow; its exact value cancels in the
+ * last division. So it is the maximum of the first tile, and later tiles compute no maximum: the
+ * sum of a tile's probabilities shows whether one of them was large. If so (rarely), the tile is
+ * computed again with a new reference, and earlier results are rescaled to it. Numbers up to 2^13
+ * lose no precision as 16-bit floats or in fp32 sums.
  */
 #ifndef PLUGINS_CUDA_WARPGROUP_SOFTMAX_CUH
 #define PLUGINS_CUDA_WARPGROUP_SOFTMAX_CUH

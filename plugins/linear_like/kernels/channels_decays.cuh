@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * channels_decays.cuh: a chunk's rows with their decays, and products within its blocks of 16 rows.
+ * channels_decays.cuh: decays of a chunk's rows, and products within its blocks of 16 rows.
  */
 #ifndef LINEAR_LIKE_CHANNELS_DECAYS_CUH
 #define LINEAR_LIKE_CHANNELS_DECAYS_CUH
 
 #include "plugins/linear_like/kernels/channels_gates.cuh"
 
-/* ---- What is found of rows alone ------------------------------------------------------------- */
+/* ---- Rows alone -------------------------------------------------------------------------- */
 
 DEVICE void multiply_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
@@ -17,8 +17,8 @@ DEVICE void multiply_bf16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Lengths of the block's rows and their own products, by its second warp: diagonals of products of eight rows of q and
- * the same of k with these of k, and of q. */
+/* Lengths of the block's rows, and products of their own q and k, by its second warp: diagonals of
+ * the products of eight rows of q and of k with the same rows of k and of q. */
 DEVICE void find_lengths(const decays_memory &m, const decays_part &part)
 {
     const int lane = part.lane, row = 16 * part.block + lane % 8, second = lane / 8 % 2;
@@ -37,7 +37,7 @@ DEVICE void find_lengths(const decays_memory &m, const decays_part &part)
             multiply_bf16(with_k[w], x, y[0], y[1]);
             multiply_bf16(with_q[w], x, y[2], y[3]);
         }
-    if (lane % 4 != lane / 8) /* a lane on the diagonals has one of two columns */
+    if (lane % 4 != lane / 8) /* lanes on the diagonals have one of two columns */
         return;
 #pragma unroll
     for (int w = 0; w < 2; w++) {
@@ -49,8 +49,8 @@ DEVICE void find_lengths(const decays_memory &m, const decays_part &part)
     }
 }
 
-/* Sums of log decays from the block's first row on, by steps of sixteen channels; the block's go to shared
- * memory. */
+/* Sums log decays from the block's first row on, sixteen channels at a time; the block's sums are
+ * written to shared memory. */
 DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
                      float (&sums)[CHANNELS_STEPS][2][4])
 {
@@ -76,10 +76,10 @@ DEVICE void sum_logs(const decays_memory &m, const decays_part &part,
     }
 }
 
-/* ---- Decays of blocks, and numbers ----------------------------------------------------------- */
+/* ---- Decays of blocks, and numbers ------------------------------------------------------- */
 
-/* Decays of the warp's block and channels, two of a lane; eight lanes also have those of the whole chunk and of what
- * lies between blocks. */
+/* Decays of the warp's block, two channels per lane; eight lanes also compute those of the whole
+ * chunk and between blocks. */
 DEVICE void find_blocks(const decays_memory &m, const decays_part &part, float *numbers)
 {
     const int k = CHANNELS_PER_WARP * part.half + 2 * part.lane;
@@ -113,12 +113,12 @@ DEVICE void find_blocks(const decays_memory &m, const decays_part &part, float *
     __syncwarp();
 }
 
-/* What the convolution has found of a row: its q times its k, what its v is to be multiplied by. */
+/* The convolution's numbers of a row: its q times its own k, and the factor of its v. */
 struct convolved_row {
     float own, v_times;
 };
 
-/* The row of a lane of two warps; below 0: it has none. */
+/* The row of a lane of two warps; negative: none. */
 DEVICE int find_number(const decays_part &part)
 {
     return part.half ? 32 * (part.block - 2) + part.lane : -1;
@@ -151,9 +151,9 @@ DEVICE void write_row_numbers(const linear_dims &d, const decays_memory &m, cons
         (TILES ? row.own : m.own[r] * m.q_times[r] * m.k_times[r]) * d.sm_scale;
 }
 
-/* ---- Rows with their decays ------------------------------------------------------------------ */
+/* ---- Rows with their decays -------------------------------------------------------------- */
 
-/* Two elements of a row of length 1: bf16 times `times`, or fp16. */
+/* Two elements of a normalised row: bf16 times `times`, or fp16. */
 template <bool TILES> DEVICE float2 unpack_two(u32 x, float times)
 {
     return TILES ? make_float2(half_low(x), half_high(x))
@@ -165,13 +165,13 @@ struct block_products {
     float q[2][4], k[2][4];
 };
 
-/* A block's rows of q and k with the decays from its first row on, as left operands. */
+/* A block's rows of q and k, decayed from its first row on, as left operands. */
 struct block_rows_left {
     u32 q[8][4], k[8][4];
 };
 
-/* A lane's part of 16 channels: left operands; tiles of decayed rows in the place of those that have no decays;
- * products within the block, for which operands never leave the registers. */
+/* A lane's part of 16 channels: left operands; tiles of decayed rows, which replace the rows;
+ * products within the block, whose operands stay in registers. */
 template <bool TILES>
 DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step,
                        const float (&q_times)[2], const float (&k_times)[2],
@@ -226,8 +226,8 @@ DEVICE void decay_rows(const decays_memory &m, const decays_part &part, int step
     m.given(part.block, 4 + step)[lane] = make_uint4(k_left[0], k_left[1], k_left[2], k_left[3]);
 }
 
-/* Products within a block whose decays have no reciprocals, from what decay_rows() has not overwritten yet,
- * by a warp, a lane four channels. */
+/* Products within a block whose decays have no reciprocals, by a warp, four channels per lane.
+ * Reads what decay_rows() has not overwritten yet. */
 template <bool TILES>
 static __device__ __noinline__ void multiply_pairwise(char *memory, int block, int lane)
 {
@@ -271,7 +271,7 @@ static __device__ __noinline__ void multiply_pairwise(char *memory, int block, i
     __syncwarp();
 }
 
-/* Sums of a block's products to its other warp, or from it. */
+/* Passes sums of a block's products to its other warp, or reads them. */
 DEVICE void give_sums(const decays_memory &m, const decays_part &part, int n,
                       const float (&sums)[2][4])
 {
@@ -290,8 +290,9 @@ DEVICE void take_sums(const decays_memory &m, const decays_part &part, int n, fl
     }
 }
 
-/* A warp's part of a block: rows with their decays, products within the block. The first warp gives the second one its
- * left operands and products of queries, and gets those of keys. False: decays have no reciprocals. */
+/* A warp's part of a block: decayed rows, products within the block. The first warp passes its left
+ * operands and products of queries to the second, and gets those of keys. False: decays have no
+ * reciprocals. */
 template <bool TILES>
 DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
                        const float (&sums)[CHANNELS_STEPS][2][4], block_rows_left &left,
@@ -310,7 +311,7 @@ DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
     if (!in_range) {
         if (part.half == 0)
             multiply_pairwise<TILES>(m.q, part.block, lane);
-        part.sync(); /* rows are without decays until then */
+        part.sync(); /* rows are not decayed before this */
     }
 #pragma unroll
     for (int step = 0; step < CHANNELS_STEPS; step++)
@@ -323,7 +324,7 @@ DEVICE bool decay_part(const decays_memory &m, const decays_part &part,
     return in_range;
 }
 
-/* Products within a block that were made one by one, of queries or of keys. */
+/* Loads products of queries or of keys within a block, computed without reciprocals. */
 DEVICE void take_pairwise(const decays_memory &m, const decays_part &part, float (&sums)[2][4])
 {
     const float *from = m.pairwise(part.block) + (part.half ? 0 : 256);
@@ -332,7 +333,7 @@ DEVICE void take_pairwise(const decays_memory &m, const decays_part &part, float
     for (int n = 0; n < 8; n++)
         sums[n / 4][n % 4] =
             from[(lane / 4 + n % 4 / 2 * 8) * 16 + n / 4 * 8 + lane % 4 * 2 + n % 2];
-    part.sync(); /* the system will lie there */
+    part.sync(); /* before the system is written there */
 }
 
 #endif /* LINEAR_LIKE_CHANNELS_DECAYS_CUH */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * channels_gates.cuh: shared memory of a block of linear_ready_channels{,_tiles}, and log decays of a chunk: one
- * fp16 number each.
+ * channels_gates.cuh: shared memory of a block of linear_ready_channels{,_tiles}, and log decays of
+ * a chunk, one fp16 number each.
  */
 #ifndef LINEAR_LIKE_CHANNELS_GATES_CUH
 #define LINEAR_LIKE_CHANNELS_GATES_CUH
@@ -11,28 +11,31 @@
 
 enum { CHANNELS_PER_WARP = CHUNK_MAX_KEYS / 2, CHANNELS_STEPS = CHANNELS_PER_WARP / 16 };
 
-/* Log decays, in units of log 2, are fp16 times this. */
+/* The scale of log decays in fp16, in units of log 2. */
 #define LOGS_UP 256.0f
-/* What two numbers lose when tensor cores cut them to tf32, on the average, is made up for. */
+/* Compensates the average loss when tensor cores truncate two numbers to tf32. */
 #define TRUNCATED 1.0007f
 
-/* Named barriers, after those of blocks' two warps. The second warps of all blocks have written A and are done with the
- * chunk's tiles: first warps wait for all of them, second warps for each other. */
+/* Named barriers, after those of a block's two warps. CHANNELS_MULTIPLIED: the second warps of all
+ * blocks have written A and no longer need the chunk's tiles; first warps wait for all of them.
+ * CHANNELS_SECOND: second warps wait for each other. */
 enum { CHANNELS_MULTIPLIED = 5, CHANNELS_SECOND = 6 };
 
 enum { GATE_ROWS = 4 /* of a thread, for eight channels */ };
 
-/* ready_memory's parts have other uses here: `staging` is also what warps of a block exchange. */
+/* The parts of ready_memory have other uses here: `staging` is also the exchange between the warps
+ * of a block. */
 struct decays_memory : ready_memory {
-    char *to_end; /* tiles: log decays; then keys to the chunk's end */
-    char *ends;   /* raw gates; then keys to their block's end */
+    char *to_end; /* tiles: log decays; then keys decayed to the chunk's end */
+    char *ends;   /* raw gates; then keys decayed to their block's end */
     float *beta;
     float *totals; /* [4][128] log decays of blocks, in units of log 2 */
-    /* [4][64] of two channels of a block: totals, inverses of decays times TRUNCATED. */
+    /* [4][64] for two channels of a block: totals, and inverses of decays times TRUNCATED. */
     float4 *whole;
-    /* [4][64] fp16: decays from the chunk's first row to a block's, and from its end on, times CHANNELS_UP. */
+    /* [4][64] fp16: decays from the chunk's first row to the block, and from the block's end on,
+     * times CHANNELS_UP. */
     uint2 *edges;
-    u16 *between; /* [3][128] of blocks 1, 1 and 2, 2 */
+    u16 *between; /* [3][128] decays of blocks 1, 1 and 2, 2 */
 
     __device__ __forceinline__ explicit decays_memory(char *from)
         : ready_memory(from, CHUNK_EXCHANGE / CHUNK_STAGE)
@@ -46,31 +49,32 @@ struct decays_memory : ready_memory {
         between = (u16 *)(edges + 2 * CHUNK_MAX_KEYS);
     }
 
-    /* Of channels, for gates, of the warps of a block; in what other rules have of gates. */
+    /* Biases of a block's channels, in memory that other rules use for gates. */
     __device__ __forceinline__ float *bias(int block) const
     {
         return gates + 2 * CHUNK_ROWS + block * CHUNK_MAX_KEYS;
     }
 
-    /* [2][16][16]: products within a block that were made one by one. */
+    /* [2][16][16]: products within a block without reciprocals. */
     __device__ __forceinline__ float *pairwise(int block) const
     {
         return (float *)(system + block * CHUNK_STAGE);
     }
 
-    /* What the warps of a block leave for each other, 16 bytes a lane: parts 0 to 9 for the second one, where that
-     * stages its rows later; parts 10 and 11 for the first one, where that inverts. */
+    /* Exchange between the two warps of a block, 16 bytes per lane: parts 0 to 9 for the second
+     * warp, where it stages its rows later; parts 10 and 11 for the first warp, where it inverts
+     * later. */
     __device__ __forceinline__ uint4 *given(int block, int n) const
     {
         return (uint4 *)(staging + block * (CHUNK_EXCHANGE / 4) + n * 512);
     }
 };
 
-/* A warp's part: rows of a block, half of the channels. The first warp of a block inverts, the second one multiplies
- * rows with those of earlier blocks. */
+/* A warp's part: rows of a block, half of the channels. The first warp of a block inverts; the
+ * second multiplies its rows with those of earlier blocks. */
 struct decays_part {
     int block, half, lane;
-    unsigned at; /* of a tile: a lane's row and place, for matrices as left operands */
+    unsigned at; /* in a tile: a lane's row and place, for left operands */
 
     __device__ __forceinline__ decays_part(void)
     {
@@ -79,7 +83,7 @@ struct decays_part {
         at = tile_offset(16 * block + lane % 16, lane / 16);
     }
 
-    /* The two warps of the block. */
+    /* Synchronises the two warps of the block. */
     __device__ __forceinline__ void sync(void) const
     {
         named_sync(1 + block, 64);
@@ -88,7 +92,7 @@ struct decays_part {
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* Of two fp16 numbers, the larger ones; NaN where one is. */
+/* The larger of each of two pairs of fp16 numbers; NaN if one is NaN. */
 DEVICE u32 larger_or_nan(u32 x, u32 y)
 {
     u32 z;
@@ -96,8 +100,8 @@ DEVICE u32 larger_or_nan(u32 x, u32 y)
     return z;
 }
 
-/* log(1 + 2^x) in units of log 2, to 2^-14 of it, as fp16 keeps no more: with y = 2^-|x|, a polynomial of
- * log(1 + y) / y. */
+/* log(1 + 2^x) in units of log 2, to a relative 2^-14, the precision of fp16: with y = 2^-|x|, a
+ * polynomial of log(1 + y) / y. */
 DEVICE float softplus_fast(float x)
 {
     const float y = exp2_fast(-fabsf(x));
@@ -116,7 +120,7 @@ DEVICE float reciprocal_fast(float x)
     return y;
 }
 
-/* 16 bytes of elements, wherever these lie. */
+/* Loads 16 bytes of unaligned elements. */
 DEVICE uint4 load_apart(const u16 *x)
 {
     return make_uint4(x[0] | (u32)x[1] << 16, x[2] | (u32)x[3] << 16, x[4] | (u32)x[5] << 16,
@@ -128,7 +132,7 @@ DEVICE uint4 load_apart(const float *x)
     return make_uint4(f32_bits(x[0]), f32_bits(x[1]), f32_bits(x[2]), f32_bits(x[3]));
 }
 
-/* Eight gates of rows, 0 where there is none: bf16 or floats. */
+/* Loads eight gates per row, bf16 or float; missing rows are 0. */
 template <typename T>
 DEVICE void load_gates(const char *at, i64 apart, int rows, uint4 (&x)[GATE_ROWS][sizeof(T) / 2])
 {
@@ -170,8 +174,9 @@ DEVICE void unpack_gates(const uint4 (&from)[2], float (&x)[8])
     }
 }
 
-/* A chunk of a head. Of a thread: rows from `row` on, in steps of 4, and eight channels, of the block and the
- * half of the channels that its warp has; `rows`: those that there are, from the first on. */
+/* A chunk of a head. A thread has rows from `row` on, in steps of 4, and eight channels, in the
+ * block and half of the channels of its warp; `rows`: the number of existing rows from the first
+ * on. */
 struct channels_chunk {
     int head, key_head, row, rows, place;
     ready_chunk chunk;
@@ -196,7 +201,8 @@ struct channels_chunk {
     }
 };
 
-/* Log decays as a tile, in units of log 2 / LOGS_UP: a thread has eight channels of four rows. */
+/* Writes log decays as a tile, in units of log 2 / LOGS_UP: a thread has eight channels of four
+ * rows. */
 template <typename T, typename FIND>
 DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const channels_chunk &chunk,
                        const decays_memory &m, FIND find)
@@ -204,7 +210,7 @@ DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const chan
     const int to = tile_offset(chunk.row, chunk.place);
 #pragma unroll
     for (int r = 0; r < GATE_ROWS; r++) {
-        /* e^-90: nothing is left of a state. */
+        /* e^-90: the state vanishes */
         const u32 least = 4 * r < chunk.rows ? 0xf80ff80f : 0; /* twice */
         float x[8];
         u32 packed[4];
@@ -218,8 +224,8 @@ DEVICE void write_logs(const uint4 (&from)[GATE_ROWS][sizeof(T) / 2], const chan
     }
 }
 
-/* Raw gates of a chunk to where the thread that asks for them reads them, 0 where there is none; they are there
- * after copy_wait(). */
+/* Copies raw gates of a chunk to where the requesting thread reads them; missing ones are 0.
+ * Complete after copy_wait(). */
 DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const decays_memory &m)
 {
     const linear_operands &o = call.operands;
@@ -243,7 +249,7 @@ DEVICE void fetch_gates(const linear_call &call, const channels_chunk &at, const
                             : make_uint4(0, 0, 0, 0);
 }
 
-/* A block's rows of q and k as the batch has them, by a warp of its own; 0 where there are none. */
+/* Copies a block's rows of q and k from the batch, by a dedicated warp; missing rows are 0. */
 DEVICE void fetch_block(const linear_call &call, const channels_chunk &at, const decays_part &part,
                         const decays_memory &m)
 {
@@ -268,7 +274,7 @@ DEVICE void fetch_block(const linear_call &call, const channels_chunk &at, const
     }
 }
 
-/* What a gate of beta is computed from, of the first threads' rows. */
+/* Loads the inputs of beta, for the rows of the first threads. */
 DEVICE u32 load_beta(const linear_call &call, const channels_chunk &at)
 {
     const linear_operands &o = call.operands;
@@ -280,7 +286,7 @@ DEVICE u32 load_beta(const linear_call &call, const channels_chunk &at)
                             at.head);
 }
 
-/* What raw gates of a thread's channels are computed with. */
+/* Factors of raw gates of a thread's channels. */
 struct gate_factors {
     float bias[8], log;
 };
@@ -300,7 +306,7 @@ DEVICE gate_factors load_factors(const linear_call &call, const channels_chunk &
     return f;
 }
 
-/* `b`: of load_beta(); `f`: of load_factors(). */
+/* `b`: from load_beta(); `f`: from load_factors(). */
 DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
                       const gate_factors &f, const decays_memory &m)
 {
@@ -338,14 +344,16 @@ DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
     }
 }
 
-/* Without a convolution: what raw gates of a head are computed with. Log decays are `up` times a function of gates times
- * `by` and a bias of the channel, which is in shared memory. After a convolution factors of each chunk are faster. */
+/* Without a convolution: factors of a head's raw gates. Log decays are `up` times a function of
+ * gates times `by` plus a bias of the channel, which is in shared memory. After a convolution,
+ * factors of each chunk are faster. */
 struct head_factors {
     int head;
     float by, up;
 };
 
-/* Those of the head of `at`, unless they are there. A warp has its own copy of the bias of its channels. */
+/* Loads the factors of the head of `at`, unless they are loaded already. A warp has its own copy of
+ * its channels' biases. */
 DEVICE void find_factors(const linear_call &call, const channels_chunk &at, const decays_part &part,
                          const decays_memory &m, head_factors &f)
 {
@@ -367,7 +375,7 @@ DEVICE void find_factors(const linear_call &call, const channels_chunk &at, cons
     __syncwarp();
 }
 
-/* `b`: of load_beta(); `f`: of find_factors(). */
+/* `b`: from load_beta(); `f`: from find_factors(). */
 DEVICE void find_logs(const linear_call &call, const channels_chunk &at, u32 b,
                       const head_factors &f, const decays_memory &m)
 {
@@ -407,7 +415,7 @@ DEVICE void prefetch_line(const char *at)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-/* Gates of a chunk to L2, and rows of q and k or their tiles: a row for four threads. */
+/* Prefetches a chunk's gates, and rows of q and k or their tiles, to L2: four threads per row. */
 template <bool TILES>
 DEVICE void prefetch_chunk(const linear_call &call, const channels_chunk &at, const char *keys)
 {

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * channels_strips.cuh: KDA with a norm in one kernel, by chunks of 16 rows (strips), where sequences times heads fill
- * the GPU: neither keys nor products of a chunk go through memory. Rows come as the batch has them, or (TILES) as the
- * convolution has left them.
+ * channels_strips.cuh: KDA with a norm in one kernel, by chunks of 16 rows (strips), if sequences
+ * times heads fill the GPU: neither keys nor products of a chunk pass through memory. Rows come
+ * from the batch or (TILES) from the convolution.
  *
- * A block has a head of a sequence, and shared memory a ring of strips. Each of eight warps makes every eighth strip
- * ready by itself: the rows that it has asked for become q and k with their decays in place, products within the strip,
- * and T = (I + A)^-1 beta. Two warpgroups pass the states of 64 values each on, from strip to strip, and write their
- * outputs, as states_whole.cuh does. A strip needs no product with rows of another one, and no block of T off the
- * diagonal, as the state is there after each.
+ * A block has a head of a sequence, and a ring of strips in shared memory. Each of eight warps
+ * prepares every eighth strip by itself: it copies its rows, and computes q and k with their decays
+ * in place, products within the strip, and T = (I + A)^-1 beta. Two warpgroups propagate the states
+ * of 64 values each from strip to strip, and write their outputs, as states_whole.cuh does. A strip
+ * needs no products with rows of other strips, and T is one block, because the state is known after
+ * each strip.
  *
- * Of a long sequence whose heads leave half of the multiprocessors idle, the first chunks go by strips, while those
- * multiprocessors make the others ready for linear_states_channels.
+ * If the heads of one long sequence leave half of the multiprocessors idle, its first chunks go by
+ * strips, while those multiprocessors prepare the other chunks for linear_states_channels.
  */
 #ifndef LINEAR_LIKE_CHANNELS_STRIPS_CUH
 #define LINEAR_LIKE_CHANNELS_STRIPS_CUH
@@ -19,10 +20,11 @@
 #include "plugins/linear_like/kernels/chunk_channels_inverse.cuh"
 #include "plugins/linear_like/kernels/chunk_states.cuh"
 
-/* ---- Shared memory --------------------------------------------------------------------------- */
+/* ---- Shared memory ----------------------------------------------------------------------- */
 
-/* Of a strip's tiles, which have halves of 64 channels: rows of k, then of q; keys to the strip's end, before that log
- * decays, before these raw gates; T and, 32 bytes further in each row, P. */
+/* Offsets in a strip's tiles, in halves of 64 channels: rows of k, then of q; keys decayed to the
+ * strip's end (in the same place earlier: raw gates, then log decays); T and, 32 bytes further in
+ * each row, P. */
 enum {
     STRIP_TILE = STRIP_ROWS * 128,
     STRIP_Q = STRIP_TILE,
@@ -32,8 +34,8 @@ enum {
     STRIP_PRODUCTS = 32
 };
 
-/* Its numbers: decays of channels, by lanes of a state's row, so that banks differ; then of each row; then the largest
- * element of each value's rows, times STRIP_ROWS. */
+/* A strip's numbers: decays of channels, grouped by the lanes of a state's row to avoid bank
+ * conflicts; then numbers of each row; then each value's largest element, times STRIP_ROWS. */
 enum {
     STRIP_DECAY = 0,
     STRIP_DECAY_LANE = CHUNK_MAX_KEYS / 4 + 4,
@@ -44,7 +46,7 @@ enum {
     STRIP_V_TIMES = STRIP_Q_TIMES /* after a convolution */
 };
 
-/* Rows with their decays are times CHANNELS_UP. */
+/* Decayed rows are scaled by CHANNELS_UP. */
 
 struct strip_slot {
     char *tiles, *values;
@@ -82,7 +84,7 @@ struct strip_memory {
     }
 };
 
-/* A place in the ring, and the parity of how often it has been there. */
+/* A slot of the ring, and the parity of its round. */
 struct strip_ring {
     int slot;
     unsigned round;
@@ -95,10 +97,10 @@ struct strip_ring {
     }
 };
 
-/* ---- Parts ----------------------------------------------------------------------------------- */
+/* ---- Parts ------------------------------------------------------------------------------- */
 
-/* Part `part` of a launch, a head of a sequence, or the block's next one that goes by chunks. Blocks take parts back
- * and forth, so that each has long sequences and short ones. */
+/* Finds part `part` of a launch (a head of a sequence), or the block's next part with chunks.
+ * Blocks take parts back and forth, so that each has long and short sequences. */
 DEVICE bool find_head(const linear_call &call, unsigned &part, states_work &work)
 {
     const unsigned heads = call.dims.v_heads, parts = linear_num_real(&call.batch) * heads;
@@ -106,7 +108,7 @@ DEVICE bool find_head(const linear_call &call, unsigned &part, states_work &work
         const int s = part / heads, *chunks = call.chunks.sequences + 2 * s;
         if (chunks[1] == 0)
             continue;
-        if (call.chunks.count[0]) /* the list's last chunks, the sequence's first */
+        if (call.chunks.count[0]) /* the list's last chunks, which are the sequence's first */
             chunks = call.chunks.count;
         work.from = work.begin = chunks[0];
         work.to = work.end = work.from + chunks[1];
@@ -125,13 +127,13 @@ DEVICE bool find_next_head(const linear_call &call, unsigned &part, states_work 
     return find_head(call, part, work);
 }
 
-/* Chunks of the block's parts, number `n` of all. */
+/* The position in the chunks of the block's parts, counted over all parts. */
 struct strip_turn {
     unsigned part;
     int n;
     states_work work;
 
-    /* `more` chunks on. False: there is none. */
+    /* Advances by `more` chunks. False: there is none. */
     __device__ __forceinline__ bool skip(const linear_call &call, int more)
     {
         n += more;
@@ -147,7 +149,7 @@ struct strip_turn {
     }
 };
 
-/* ---- Rows and gates -------------------------------------------------------------------------- */
+/* ---- Rows and gates ---------------------------------------------------------------------- */
 
 /* Rows of a strip. */
 struct strip_rows {
@@ -155,7 +157,8 @@ struct strip_rows {
     i64 row;   /* of the list's chunks */
     int rows, head;
 
-    /* Strip `number` of a chunk with so many rows, of its sequence from `from` on. */
+    /* Strip `number` of a chunk of `chunk_rows` rows, which starts at row `from` of its
+     * sequence. */
     __device__ __forceinline__ strip_rows(const strip_turn &turn, int from, int chunk_rows,
                                           int number)
     {
@@ -166,7 +169,7 @@ struct strip_rows {
     }
 };
 
-/* Gates of a lane's channels in row `row`. */
+/* The address of a lane's gates in row `row`. */
 DEVICE const char *strip_gates(const linear_call &call, const strip_rows &at, int row, int place,
                                int size)
 {
@@ -174,7 +177,7 @@ DEVICE const char *strip_gates(const linear_call &call, const strip_rows &at, in
     return o.a + (at.first + row) * o.a_row + at.head * o.a_head + (i64)(place * 8) * size;
 }
 
-/* Tiles of q and k and rows of v as the convolution has left them, by a warp. */
+/* Copies tiles of q and k and rows of v from the convolution, by a warp. */
 DEVICE void fetch_tiles(const linear_call &call, const strip_rows &at, const strip_slot &slot,
                         int lane)
 {
@@ -185,7 +188,7 @@ DEVICE void fetch_tiles(const linear_call &call, const strip_rows &at, const str
                        at.row % CHUNK_ROWS * 128 + lane * 16;
     const unsigned to = shared_address(slot.tiles) + lane * 16;
 #pragma unroll
-    for (int i = 0; i < 16; i++) /* of a half, of q or of k, a quarter */
+    for (int i = 0; i < 16; i++) /* quarters of q's and k's halves */
         copy_async(to + i / 8 * STRIP_HALF + (1 - i / 4 % 2) * STRIP_Q + i % 4 * 512,
                    from + i / 8 * (CHUNK_TILE / 2) + i / 4 % 2 * CHUNK_TILE + i % 4 * 512);
     const int row = lane / 16, place = lane % 16;
@@ -196,7 +199,7 @@ DEVICE void fetch_tiles(const linear_call &call, const strip_rows &at, const str
         copy_or_clear(values + r * 2 * STRIP_V_ROW, v, place * 8 < d.v_dim);
 }
 
-/* Rows of q, k and v as the batch has them and raw gates, by a warp; 0 where there are none. */
+/* Copies rows of q, k and v from the batch, and raw gates, by a warp; missing rows are 0. */
 template <bool TILES>
 DEVICE void fetch_strip(const linear_call &call, const strip_rows &at, const strip_slot &slot,
                         int lane)
@@ -249,10 +252,10 @@ DEVICE u32 add_pairs(u32 x, u32 y)
     return z;
 }
 
-/* Log decays of eight channels of a row, in units of log 2 / LOGS_UP. */
+/* Packs log decays of eight channels of a row, in units of log 2 / LOGS_UP. */
 template <typename FIND> DEVICE uint4 pack_logs(const float (&x)[8], bool there, FIND find)
 {
-    const u32 least = there ? 0xf80ff80f : 0; /* e^-90, twice: nothing is left of a state */
+    const u32 least = there ? 0xf80ff80f : 0; /* e^-90, twice: the state vanishes */
     u32 packed[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -261,7 +264,7 @@ template <typename FIND> DEVICE uint4 pack_logs(const float (&x)[8], bool there,
     return make_uint4(packed[0], packed[1], packed[2], packed[3]);
 }
 
-/* What raw gates are computed with: log decays are `up` times a function of gates times `by` and a bias of the
+/* Factors of raw gates: log decays are `up` times a function of gates times `by` plus a bias of the
  * channel. */
 struct raw_factors {
     float by, up;
@@ -287,8 +290,8 @@ DEVICE void find_raw_logs(const linear_call &call, const raw_factors &f, const f
         write([&](float x, int i) { return softplus_fast(x * by + bias[i]) * up; });
 }
 
-/* Log decays of the strip in the place of raw gates. A lane has eight channels of every second row. True: the decays of
- * the whole strip have reciprocals. */
+/* Replaces the strip's raw gates by log decays. A lane has eight channels of every second row.
+ * True: the decays of the whole strip have reciprocals. */
 DEVICE bool find_strip_logs(const linear_call &call, const strip_rows &at, const strip_slot &slot,
                             int lane)
 {
@@ -320,7 +323,8 @@ DEVICE bool find_strip_logs(const linear_call &call, const strip_rows &at, const
         sums[0] = add_pairs(sums[0], made.x), sums[1] = add_pairs(sums[1], made.y);
         sums[2] = add_pairs(sums[2], made.z), sums[3] = add_pairs(sums[3], made.w);
     };
-    /* Without a branch, and a row is loaded before the row before it is computed: else each is waited for. */
+    /* Without a branch, and each row is loaded before the previous one is computed; otherwise each
+     * load is waited for. */
     const auto find_raw_rows = [&](auto find) {
         uint4 next = *place_of(0);
 #pragma unroll 1
@@ -357,9 +361,10 @@ DEVICE bool find_strip_logs(const linear_call &call, const strip_rows &at, const
     return __all_sync(~0u, in_range);
 }
 
-/* Lengths of 16 rows and their own products, by a warp: diagonals of products of eight rows of q and the same of k with
- * these of k, and of q. `q`, `k`: of a tile, from the first row on; `half`: bytes to the second half of the channels.
- * keep(row, own, q_times, k_times): what rows are to be multiplied by to have length 1. */
+/* Lengths of 16 rows, and products of their own q and k, by a warp: diagonals of the products of
+ * eight rows of q and of k with the same rows of k and of q. `q`, `k`: the first rows in tiles;
+ * `half`: bytes to the second half of the channels. keep(row, own, q_times, k_times) gets the
+ * factors that normalise rows. */
 template <typename KEEP>
 DEVICE void find_lengths(unsigned q, unsigned k, unsigned half, int lane, KEEP keep)
 {
@@ -378,7 +383,7 @@ DEVICE void find_lengths(unsigned q, unsigned k, unsigned half, int lane, KEEP k
             multiply_bf16(with_k[w], x, y[0], y[1]);
             multiply_bf16(with_q[w], x, y[2], y[3]);
         }
-    if (lane % 4 != lane / 8) /* a lane on the diagonals has one of two columns */
+    if (lane % 4 != lane / 8) /* lanes on the diagonals have one of two columns */
         return;
 #pragma unroll
     for (int w = 0; w < 2; w++) {
@@ -389,8 +394,8 @@ DEVICE void find_lengths(unsigned q, unsigned k, unsigned half, int lane, KEEP k
     }
 }
 
-/* What rows of q and k are to be multiplied by to have length 1, and a row's q times its k, times the outputs'
- * scale. */
+/* Writes the factors that normalise rows of q and k, and each row's q times its own k, times the
+ * outputs' scale. */
 DEVICE void find_strip_lengths(const linear_call &call, const strip_slot &slot, int lane)
 {
     const unsigned k = shared_address(slot.tiles);
@@ -402,7 +407,8 @@ DEVICE void find_strip_lengths(const linear_call &call, const strip_slot &slot, 
                  });
 }
 
-/* Of four values of a lane; after a convolution rows are fp16, times STRIP_V_TIMES each. */
+/* Writes the largest elements of a lane's four values; after a convolution rows are fp16, times
+ * STRIP_V_TIMES each. */
 template <bool TILES> DEVICE void find_largest(const strip_slot &slot, int lane)
 {
     float x[4] = {};
@@ -431,9 +437,10 @@ template <bool TILES> DEVICE void find_largest(const strip_slot &slot, int lane)
     *(float4 *)(slot.numbers + STRIP_LARGEST + 4 * lane) = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-/* ---- Decays and products ---------------------------------------------------------------------- */
+/* ---- Decays and products ----------------------------------------------------------------- */
 
-/* Sums of log decays of 16 channels from the strip's first row on. `ones`: on and below a diagonal. */
+/* Sums log decays of 16 channels from the strip's first row on. `ones`: a triangle of ones on and
+ * below the diagonal. */
 DEVICE void sum_strip(unsigned logs, const u32 (&ones)[4], float (&to)[2][4])
 {
     u32 x[4];
@@ -447,14 +454,14 @@ DEVICE void sum_strip(unsigned logs, const u32 (&ones)[4], float (&to)[2][4])
     }
 }
 
-/* What the lane with the strip's last row has of the same channels. */
+/* The value of the same channels in the lane with the strip's last row. */
 DEVICE float2 of_last_row(float2 x, int lane)
 {
     return make_float2(__shfl_sync(~0u, x.x, lane | 28), __shfl_sync(~0u, x.y, lane | 28));
 }
 
-/* A lane's part of 16 channels: rows with their decays in the place of those that have none; products within the strip,
- * for which operands never leave the registers. */
+/* A lane's part of 16 channels: replaces rows by decayed rows, and adds products within the strip,
+ * whose operands stay in registers. */
 template <bool TILES, bool IN_RANGE>
 DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32 (&ones)[4],
                         const float (&q_times)[2], const float (&k_times)[2], int lane,
@@ -470,7 +477,7 @@ DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32
     load_matrices(keys, k_raw);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        /* Of the whole strip. */
+        /* The decay of the whole strip. */
         const float2 low = make_float2(sums[h][2], sums[h][3]);
         const float2 whole = of_last_row(IN_RANGE ? exp2_pair(low.x, low.y) : low, lane);
         float x[4], y[4], right[2][2];
@@ -479,7 +486,8 @@ DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32
             const int i = 2 * h + w;
             const float2 sum = make_float2(sums[h][2 * w], sums[h][2 * w + 1]);
             const float2 down = exp2_pair(sum.x, sum.y);
-            /* With reciprocals: to the strip's begin, and from there to its end. */
+            /* With reciprocals: from the row back to the strip's begin, and from there to its
+             * end. */
             const float2 end =
                 IN_RANGE ? exp2_pair(-sum.x, -sum.y) : exp2_pair(whole.x - sum.x, whole.y - sum.y);
             const u32 up = 0x5c005c00; /* CHANNELS_UP, twice */
@@ -509,8 +517,8 @@ DEVICE void decay_strip(const strip_slot &slot, unsigned at, int step, const u32
     store_matrices(logs, ends);
 }
 
-/* 16 rows of tiles, halves of 64 channels so far apart, and of their log decays; where products within them go:
- * [2][16][16], of queries and of keys. */
+/* 16 rows of tiles and of their log decays, with the distances of halves of 64 channels; `to`: the
+ * products within them, [2][16][16], of queries and of keys. */
 struct pairwise_rows {
     const char *q, *k, *logs;
     int half, logs_half;
@@ -518,8 +526,8 @@ struct pairwise_rows {
     float *to;
 };
 
-/* Products within a block whose decays have no reciprocals, from what decay_strip() has not overwritten yet,
- * by a warp, a lane four channels. */
+/* Products within a block whose decays have no reciprocals, by a warp, four channels per lane.
+ * Reads what decay_strip() has not overwritten yet. */
 template <bool TILES, class ROWS>
 static __device__ __noinline__ void multiply_pairs_of_rows(char *memory, int number, int lane)
 {
@@ -562,7 +570,7 @@ static __device__ __noinline__ void multiply_pairs_of_rows(char *memory, int num
     __syncwarp();
 }
 
-/* Products that were made one by one, of queries or of keys, as sums of a warp. */
+/* Loads products of queries or of keys in the layout of a warp's sums. */
 DEVICE void take_products(const float *from, int lane, float (&sums)[2][4])
 {
 #pragma unroll
@@ -571,7 +579,7 @@ DEVICE void take_products(const float *from, int lane, float (&sums)[2][4])
             from[(lane / 4 + n % 4 / 2 * 8) * 16 + n / 4 * 8 + lane % 4 * 2 + n % 2];
 }
 
-/* Products within a strip whose decays have no reciprocals lie where T will. */
+/* Products within a strip without reciprocals are stored in the place of T. */
 struct strip_pairwise : pairwise_rows {
     __device__ __forceinline__ strip_pairwise(char *memory, int number)
     {
@@ -588,10 +596,10 @@ DEVICE void take_one_by_one(const strip_slot &slot, int lane, block_products &to
     const float *from = (const float *)(slot.tiles + STRIP_SYSTEM);
     take_products(from, lane, to.q);
     take_products(from + 256, lane, to.k);
-    __syncwarp(); /* T and P will lie there */
+    __syncwarp(); /* before T and P are written there */
 }
 
-/* T and P of a strip. `products` are to be multiplied by `times`; `beta`: of a lane's row. */
+/* Writes T and P of a strip. `products` are multiplied by `times`; `beta`: of a lane's row. */
 DEVICE void write_strip(const strip_slot &slot, float *square, float times, float beta, int lane,
                         block_products &products)
 {
@@ -623,9 +631,9 @@ DEVICE void write_strip(const strip_slot &slot, float *square, float times, floa
     });
 }
 
-/* ---- Strips made ready ------------------------------------------------------------------------- */
+/* ---- Preparation of strips --------------------------------------------------------------- */
 
-/* What a gate of beta is computed from, of row `r` of `rows`. `first`: of the batch. */
+/* Loads the input of beta of row `r` of `rows`. `first`: of the batch. */
 DEVICE u32 load_beta(const linear_call &call, i64 first, int r, int rows, int head)
 {
     const linear_operands &o = call.operands;
@@ -635,7 +643,7 @@ DEVICE u32 load_beta(const linear_call &call, i64 first, int r, int rows, int he
                             o.b + (first + r) * o.b_row, head);
 }
 
-/* `b`: of load_beta(), of row `r` of `rows`. No branch that lanes take apart. */
+/* `b`: from load_beta(), for row `r` of `rows`. Without a divergent branch. */
 DEVICE float find_beta(const linear_call &call, u32 b, int r, int rows)
 {
     float beta = 1;
@@ -648,8 +656,8 @@ DEVICE float find_beta(const linear_call &call, u32 b, int r, int rows)
     return r < rows ? beta : 0;
 }
 
-/* What the convolution leaves for a lane: a row's q times its k; in the other half of lanes, what its v is to be
- * multiplied by. */
+/* Loads the convolution's number for a lane: a row's q times its own k; in the other half of lanes,
+ * the factor of its v. */
 DEVICE float load_number(const linear_call &call, const strip_rows &at, int lane)
 {
     const linear_dims &d = call.dims;
@@ -660,7 +668,7 @@ DEVICE float load_number(const linear_call &call, const strip_rows &at, int lane
     return lane < STRIP_ROWS ? x * d.sm_scale : x;
 }
 
-/* The warp's strips: of every second chunk one. */
+/* Prepares the warp's strips: one of every second chunk. */
 template <bool TILES>
 DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_turn turn, int warp,
                         int lane)
@@ -684,7 +692,7 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
         const strip_slot slot = m.slot(ring.slot);
         const unsigned made = m.made(ring.slot);
         more = turn.skip(call, 2);
-        /* A number of the next chunk in each lane: needed later, and no wait for it before. */
+        /* One field of the next chunk in each lane, loaded well before its use. */
         const int next = ((const int *)(list + (more ? turn.index() : 0)))[lane % 4];
         copy_wait<0>();
         const bool in_range = find_strip_logs(call, at, slot, lane);
@@ -735,7 +743,7 @@ DEVICE void make_strips(const linear_call &call, const strip_memory &m, strip_tu
     }
 }
 
-/* ---- States and outputs ----------------------------------------------------------------------- */
+/* ---- States and outputs ------------------------------------------------------------------ */
 
 /* The largest elements of a state's rows. */
 DEVICE void largest_of_state(const state_tile &s, float (&largest)[2])
@@ -747,9 +755,10 @@ DEVICE void largest_of_state(const state_tile &s, float (&largest)[2])
     largest[0] = largest_of_row(largest[0]), largest[1] = largest_of_row(largest[1]);
 }
 
-/* A power of two for each row, in units of which its state is kept, and a bound of the state's length in these: a
- * step of the rule adds at most the row's v to it. fp16 holds states, right sides and updates of bounds up to
- * STRIP_MOST; units change rarely, and before any product. */
+/* A power of two for each row, in units of which its state is kept, and a bound of the state's
+ * length in these units: a step of the rule adds at most the row's v to it. fp16 holds states,
+ * right sides and updates for bounds up to STRIP_MOST. Units change rarely, and before any
+ * product. */
 #define STRIP_MOST  112.0f
 #define STRIP_LEAST 2.0f
 
@@ -757,7 +766,7 @@ struct strip_units {
     float unit[2], bound[2];
 };
 
-/* Before 16 rows of v, the sums of whose magnitudes are at most `largest`. */
+/* Called before 16 rows of v whose magnitudes sum to at most `largest`. */
 DEVICE void fit_units(const float (&largest)[2], state_tile &s, strip_units &u)
 {
     bool fits = true;
@@ -783,7 +792,7 @@ DEVICE void fit_units(const float (&largest)[2], state_tile &s, strip_units &u)
         s[n] *= times[n % 4 / 2];
 }
 
-/* The state and q and k of a strip, times CHANNELS_UP: of keys, then of queries. */
+/* The state times k and q of a strip (scaled by CHANNELS_UP): of keys, then of queries. */
 DEVICE void multiply_strip(const left_operand<16> &held, unsigned tiles, float (&x)[16])
 {
     const unsigned long long b = matrix_descriptor(tiles, 16, 1024);
@@ -803,14 +812,14 @@ DEVICE u32 multiply_bf16_pairs(u32 x, u32 y)
     return z;
 }
 
-/* Outputs of a strip, the warp's 16 values, that lie where its v was. */
+/* Outputs of a strip for the warp's 16 values, in the place of its v. */
 struct strip_outputs {
     int slot;
     char *to; /* the first row */
     int rows;
 };
 
-/* They are written. No branch: the state's product is under way. */
+/* Stores them. Without a branch, as the state's product is in flight. */
 DEVICE void write_outputs(const linear_call &call, const strip_memory &m, const strip_outputs &x,
                           int warp, int lane)
 {
@@ -931,7 +940,7 @@ DEVICE void pass_strip(const linear_call &call, const strip_memory &m, const str
 #endif
 }
 
-/* A part, by a warp for its values. */
+/* Processes a part, by a warp for its values. */
 template <bool TILES>
 DEVICE void pass_head(const linear_call &call, const states_work &work, const strip_memory &m,
                       strip_ring &ring, int warp, int lane)
@@ -948,18 +957,18 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
     for (int i = work.from; i < work.to; i++) {
         const linear_chunk chunk = next;
         const int snapshot = __shfl_sync(~0u, chunk.snapshot, 0);
-        if (i + 1 < work.to) /* now: there is no wait for it */
+        if (i + 1 < work.to) /* here, where nothing waits for it */
             next = call.chunks.list[i + 1];
         const i64 row = work.sequence.first_row + chunk.first;
         whole_place place = {
             o.out + row * o.out_row + work.head * o.out_head + warp * (CHUNK_PANEL * 2),
             here ? chunk.rows : 0, o.z + row * o.z_row + work.head * o.z_head + at.value * 2};
         largest_of_state(s, u.bound);
-        u.bound[0] *= 16, u.bound[1] *= 16; /* more than the root of 128 */
+        u.bound[0] *= 16, u.bound[1] *= 16; /* more than sqrt(128) */
 #pragma unroll 1
         for (int strip = 0; strip < CHUNK_ROWS / STRIP_ROWS; strip++) {
             barrier_wait(m.made(ring.slot), ring.round);
-            wgmma_wait<0>(); /* has no effect, but ptxas knows then that none is under way */
+            wgmma_wait<0>(); /* no effect, but tells ptxas that no product is in flight */
             const strip_outputs outputs = {ring.slot, place.to, place.rows};
             pass_strip<TILES>(call, m, m.slot(ring.slot), warp, lane, place, outputs, s, u);
             ring.advance(1);
@@ -973,13 +982,13 @@ DEVICE void pass_head(const linear_call &call, const states_work &work, const st
     }
     restore_state(s, u.unit);
     states_work last = work;
-    if (!TILES && call.chunks.count[0]) /* other kernels go on from there */
+    if (!TILES && call.chunks.count[0]) /* other kernels continue */
         last.end++, last.first = call.chunks.window;
     if (here)
         store_last_state(call, last, warp, lane, s);
 }
 
-/* ---- A block ------------------------------------------------------------------------------------ */
+/* ---- A block ----------------------------------------------------------------------------- */
 
 template <bool TILES> DEVICE void strips_block(const linear_call &call, char *memory)
 {

@@ -14,7 +14,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_CHANNELS_THREADS, CHUNK_CHANN
     extern __shared__ float4 chunk_shared[];
     channels_inverse_block<false>(call, first, (char *)chunk_shared);
     if (blockIdx.x == 0)
-        pdl_wait(); /* no launch after this one begins before strips are done */
+        pdl_wait(); /* no later launch starts before strips have ended */
 }
 
 extern "C" __global__ void __launch_bounds__(CHUNK_CHANNELS_THREADS, CHUNK_CHANNELS_BLOCKS)

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_channels.cuh: chunk_ready.cuh where each channel of k has its own decay (KDA).
+ * chunk_channels.cuh: chunk_ready.cuh for a decay per channel of k (KDA).
  *
- * Decays cannot be taken out of the products of queries and keys. Rows go by blocks of 16, two
- * warps each, which divide the channels, with L the sums of log decays from the block's first row
- * on. A query's row i meets a key's row j of an earlier block as
+ * Decays cannot be factored out of the products of queries and keys. Rows are processed in blocks
+ * of 16, two warps each, which divide the channels. L: the sums of log decays from the block's
+ * first row on. A query's row i meets a key's row j of an earlier block as
  *
  *   sum over d of (q_id e^L_id) (e^(blocks between) k_jd e^(L_end,d - L_jd))
  *
- * so that no factor exceeds 1; in fp16. Within a block it is q_id e^L_id times k_jd e^-L_jd, in
- * tf32, which has fp32's range; where that is not enough each pair has its own exponentials.
+ * in fp16, and no factor exceeds 1. Within a block it is q_id e^L_id times k_jd e^-L_jd, in tf32,
+ * which has the range of fp32. If that does not suffice, each pair has its own exponentials.
  */
 #ifndef LINEAR_LIKE_CHUNK_CHANNELS_CUH
 #define LINEAR_LIKE_CHUNK_CHANNELS_CUH
@@ -18,12 +18,12 @@
 
 enum { SUMS_ROW = 132 /* floats of a row of sums of log decays */ };
 
-/* Shared memory beyond chunk_ready's. */
+/* Additional shared memory. */
 struct channels_memory {
-    char *ends;    /* tile: k with the decay from its row to the end of its block */
+    char *ends;    /* tile: k decayed from its row to the end of its block */
     float *sums;   /* [64][SUMS_ROW] L, in units of log 2 */
-    float *before; /* [5][128] log decays of all blocks before one */
-    float *given;  /* [8 warps][8][32][4] sums for a block's other warp: where `sums` were */
+    float *before; /* [5][128] log decays of all earlier blocks */
+    float *given;  /* [8 warps][8][32][4] sums for a block's other warp, in the memory of `sums` */
 
     __device__ __forceinline__ channels_memory(char *from)
     {
@@ -33,7 +33,7 @@ struct channels_memory {
         given = sums;
     }
 
-    /* Log decays of blocks [from, end) at two neighbouring channels. */
+    /* Log decays of blocks [from, end) at two adjacent channels. */
     __device__ __forceinline__ float2 blocks(int from, int end, int d) const
     {
         const float2 x = *(const float2 *)(before + end * CHUNK_MAX_KEYS + d);
@@ -44,7 +44,7 @@ struct channels_memory {
 
 /* ---- Gates ----------------------------------------------------------------------------------- */
 
-/* log(1 + e^x), to some units of the last place: log(1 + y) = 2 artanh(y / (2 + y)). */
+/* log(1 + e^x), to a few units in the last place: log(1 + y) = 2 artanh(y / (2 + y)). */
 DEVICE float fast_softplus(float x)
 {
     const float y = __expf(-fabsf(x)), s = __fdividef(y, 2 + y), t = s * s;
@@ -58,8 +58,8 @@ DEVICE float fast_softplus(float x)
     return fmaxf(x, 0) + s * sum;
 }
 
-/* Log decays of a channel's rows [first, end), row `at` the first, as sums from the first row of each
- * block of 16 on. What is left of a state after a decay of e^-90 is nothing. */
+/* Sums log decays of a channel's rows [first, end) from the first row of each block of 16 on; `at`:
+ * row `first`. After a decay of e^-90 the state vanishes. */
 template <typename T, typename FIND>
 DEVICE void sum_decays(const char *at, i64 apart, int k, int first, int end, int rows,
                        const channels_memory &own, FIND find)
@@ -83,7 +83,8 @@ DEVICE void sum_decays(const char *at, i64 apart, int k, int first, int end, int
     }
 }
 
-/* A channel and half of its rows a thread. `before` are those of the block alone: add_blocks() */
+/* Loads gates: a channel and half of its rows per thread. `before` gets those of the block alone:
+ * see add_blocks(). */
 DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk, int head,
                                const channels_memory &own, const ready_memory &m)
 {
@@ -92,7 +93,7 @@ DEVICE void load_channel_gates(const linear_call &call, const ready_chunk &chunk
     const ready_gates g(m, 0);
     const int k = threadIdx.x % CHUNK_MAX_KEYS, first = threadIdx.x / CHUNK_MAX_KEYS * 32;
     const int row = chunk.sequence.first_row + chunk.t, rows = k < d.k_dim ? chunk.rows : 0;
-    const int size = d.raw ? 2 : 4; /* raw: bf16, then */
+    const int size = d.raw ? 2 : 4; /* raw gates are bf16 here */
     const char *at =
         o.a + (i64)(row + first) * o.a_row + head * o.a_head + (i64)(rows ? k : 0) * size;
     if (first == 0 && k < CHUNK_ROWS)
@@ -156,7 +157,7 @@ DEVICE float2 exp2_pair(float x, float y)
     return make_float2(exp2_fast(x), exp2_fast(y));
 }
 
-/* Two neighbouring elements of a tile. */
+/* Two adjacent elements of a tile. */
 DEVICE u32 *tile_pair(char *tile, int row, int d)
 {
     return (u32 *)(tile + tile_offset(row, d / 8) + d % 8 * 2);
@@ -174,20 +175,20 @@ struct channels_part {
         staging = m.staging + warp * CHUNK_STAGE;
     }
 
-    /* The two warps of the block. */
+    /* Synchronises the two warps of the block. */
     __device__ __forceinline__ void sync(void) const
     {
         named_sync(1 + block, 64);
     }
 };
 
-/* Rows of a block, half of the channels, with their decays since its beginning: left operands. */
+/* Rows of a block, half of the channels, decayed from its first row on: left operands. */
 struct block_rows {
     u32 q[4][4], k[4][4];
 };
 
-/* A lane's part of a block for 16 channels: operands of the products, tiles of decayed rows.
- * `qk`, `kk`: products within the block. */
+/* A lane's part of a block for 16 channels: operands of the products, tiles of decayed rows. `qk`,
+ * `kk`: products within the block. */
 DEVICE void decay_step(const ready_memory &m, const channels_memory &own, const channels_part &part,
                        int step, block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
@@ -230,7 +231,7 @@ DEVICE void decay_step(const ready_memory &m, const channels_memory &own, const 
     }
 }
 
-/* Products within a block whose decays have no reciprocals; from tiles that have no decays yet. A
+/* Products within a block whose decays have no reciprocals, from tiles that are not decayed yet. A
  * lane has four channels. */
 static __device__ __noinline__ void multiply_one_by_one(const ready_memory &m, const float *sums,
                                                         int first, int i, int j, int lane,
@@ -274,8 +275,8 @@ DEVICE void multiply_block(const ready_memory &m, const float *sums, int first, 
             }
 }
 
-/* A warp's part of a block: its rows with their decays, for later products and for the workspace,
- * from `keys` on; products within it. */
+/* A warp's part of a block: decays its rows, for later products and for the workspace, from `keys`
+ * on; computes products within it. */
 DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char *keys,
                         const channels_part &part, block_rows &rows, float (&qk)[2][4],
                         float (&kk)[2][4])
@@ -292,7 +293,7 @@ DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char 
     if (!in_range) {
         if (part.half == 0)
             multiply_block(m, own.sums, 16 * warp, lane, exact_qk, exact_kk);
-        part.sync(); /* rows are without decays until then */
+        part.sync(); /* rows are not decayed before this */
     }
 #pragma unroll
     for (int step = 0; step < 4; step++)
@@ -307,7 +308,7 @@ DEVICE void decay_block(const ready_memory &m, const channels_memory &own, char 
         qk[n / 4][n % 4] = exact_qk[n / 4][n % 4], kk[n / 4][n % 4] = exact_kk[n / 4][n % 4];
 }
 
-/* What a warp's rows have with those of an earlier block. */
+/* Products of a warp's rows with those of an earlier block. */
 DEVICE void multiply_earlier(const channels_memory &own, const channels_part &part, int block,
                              const block_rows &rows, float (&qk)[2][4], float (&kk)[2][4])
 {
@@ -334,8 +335,8 @@ DEVICE void multiply_earlier(const channels_memory &own, const channels_part &pa
     }
 }
 
-/* Products of rows of q and k with the same number: of tiles that have no decays yet, and of what
- * these rows have lost, if there is a convolution. Four threads have a row. */
+/* Products of each row's own q and k, from tiles that are not decayed yet and, after a convolution,
+ * from their rounding errors. Four threads per row. */
 DEVICE void find_own(const ready_memory &m, const channels_memory &own, bool rounded)
 {
     const int row = threadIdx.x / 4;
@@ -355,8 +356,7 @@ DEVICE void find_own(const ready_memory &m, const channels_memory &own, bool rou
         m.own[row] = sum;
 }
 
-/* Sums of a warp's rows, whose columns are multiplied by `times`; those on and above the diagonal
- * are 0. */
+/* Scales columns of a warp's sums by `times`; elements on and above the diagonal become 0. */
 DEVICE void finish_sums(const float (&from)[8][4], const float *times, int warp, int lane,
                         float (&to)[32])
 {
@@ -385,8 +385,8 @@ DEVICE void write_channel_numbers(const linear_dims &d, const ready_memory &m,
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* What the two warps of a block have of the same products, each of its channels, as a sum: those of
- * keys for the first one, those of queries for the second. */
+/* Adds the sums of a block's two warps, each over its channels: the first warp gets those of keys,
+ * the second those of queries. */
 DEVICE void add_halves(const channels_memory &own, const channels_part &part,
                        const float (&qk)[8][4], const float (&kk)[8][4], float (&sums)[8][4])
 {
@@ -411,7 +411,7 @@ DEVICE void add_halves(const channels_memory &own, const channels_part &part,
         }
 }
 
-/* Products of queries and keys to the workspace, those of keys to the system. */
+/* Writes products of queries and keys to the workspace, those of keys to the system. */
 DEVICE void multiply_channels(const linear_dims &d, const ready_memory &m,
                               const channels_memory &own, const channels_part &part,
                               const block_rows &rows, const float (&own_qk)[2][4],
@@ -477,7 +477,7 @@ DEVICE void channels_block(const linear_call &call, int first, char *memory)
     decay_block(m, own, keys, part, rows, qk, kk);
     __syncthreads();
     multiply_channels(d, m, own, part, rows, qk, kk, to);
-    if (part.half) /* while the others invert blocks */
+    if (part.half) /* while the other warps invert blocks */
         load_tile<false>(call, chunk, d.first[2] + head * d.v_dim, d.v_dim, false, m.q, m.v_times,
                          NULL, NULL);
     __syncthreads();

@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * chunk_channels_inverse.cuh: what chunk_states.cuh needs of each chunk of KDA with a norm: q and k with
- * the decays from the chunk's first row on, k with those to its end, decayed products of q and k, and
- * (I + A)^-1.
+ * chunk_channels_inverse.cuh: prepares each chunk of KDA with a norm for chunk_states.cuh: q and k
+ * decayed from the chunk's first row on, k decayed to its end, decayed products of q and k, and (I
+ * + A)^-1.
  *
- * Without a convolution rows come as they are, bf16. After one (TILES) tiles of normalised rows, fp16,
- * lie where those with decays will. Eight warps have a chunk of a head: 16 rows and half of the channels
- * each. Then the first warp of a block of rows inverts its block of A, while the second one multiplies its rows with
- * earlier ones; after that the first ones make T, while the second ones ask for the next chunk's rows and find their
- * lengths. A lane has what tensor cores have as sums: two neighbouring channels of rows r and r + 8. Sums of
- * log decays come in this form, as products of ones on and below a diagonal and of log decays in fp16,
- * from which all decays of a chunk are made. ldmatrix gives rows of q and k in the same form, so that products within
- * a block find their operands in the registers they were made in. Products of blocks are those of chunk_channels.cuh.
+ * Without a convolution, rows are bf16 from the batch. After one (TILES), tiles of normalised fp16
+ * rows are in the place of the decayed rows. Eight warps have a chunk of a head: 16 rows and half
+ * of the channels each. Then the first warp of a block of rows inverts its block of A, while the
+ * second multiplies its rows with earlier ones. After that the first warps compute T, while the
+ * second ones request the next chunk's rows and compute their lengths. A lane has the layout of
+ * tensor cores' sums: two adjacent channels of rows r and r + 8. Sums of log decays have this
+ * layout, as products of a triangle of ones and fp16 log decays; all decays of a chunk are computed
+ * from them. ldmatrix loads rows of q and k in the same layout, so the operands of products within
+ * a block are in registers already. Products between blocks are those of chunk_channels.cuh.
  */
 #ifndef LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
 #define LINEAR_LIKE_CHUNK_CHANNELS_INVERSE_CUH
@@ -20,7 +21,7 @@
 
 /* ---- Products of blocks ---------------------------------------------------------------------- */
 
-/* Products of the block's rows with those `back` blocks before. */
+/* Products of the block's rows with those of the block `back` blocks before. */
 DEVICE void multiply_ends(const decays_memory &m, const decays_part &part, int back,
                           const block_rows_left &left, block_products &sums)
 {
@@ -47,9 +48,10 @@ DEVICE void multiply_ends(const decays_memory &m, const decays_part &part, int b
     }
 }
 
-/* The unit matrix and 16 x 16 numbers below its diagonal, inverted by halves: [L, 0; M, N] becomes
- * [1 / L, 0; -(1 / N) M (1 / L), 1 / N], which is a chain of half as many steps. `square`: rows of 16
- * floats; write(i, j, x) is called for every element but those above the halves' diagonal block. */
+/* Inverts the unit matrix plus 16 x 16 numbers below its diagonal, by halves: [L, 0; M, N] becomes
+ * [1 / L, 0; -(1 / N) M (1 / L), 1 / N], a chain of half as many steps. `square`: rows of 16
+ * floats; write(i, j, x) is called for every element except those above the halves' diagonal
+ * blocks. */
 template <typename WRITE> DEVICE void invert_square(float *square, int lane, WRITE write)
 {
     const int j = lane % 8, half = lane / 8 % 2, row = lane / 8 * 2;
@@ -103,7 +105,7 @@ template <typename WRITE> DEVICE void invert_square(float *square, int lane, WRI
     __syncwarp();
 }
 
-/* A block on A's diagonal, inverted, by the first warp of the block. */
+/* Inverts a block on A's diagonal, by the first warp of the block. */
 template <bool TILES>
 DEVICE void invert_part(const decays_memory &m, const decays_part &part, bool in_range,
                         float (&within)[2][4])
@@ -123,7 +125,7 @@ DEVICE void invert_part(const decays_memory &m, const decays_part &part, bool in
                 make_float2(within[n][2 * e] * beta, within[n][2 * e + 1] * beta);
         }
     __syncwarp();
-    if constexpr (TILES) /* where it is faster */
+    if constexpr (TILES) /* faster here */
         invert_block(m, square, block, lane);
     else
         invert_square(square, lane, [&](int i, int j, float x) {
@@ -132,7 +134,7 @@ DEVICE void invert_part(const decays_memory &m, const decays_part &part, bool in
         });
 }
 
-/* Sums, times what their rows are to be multiplied by, as a left operand or two matrices of a tile. */
+/* Packs sums, times factors of their rows, as a left operand or two matrices of a tile. */
 DEVICE void pack_block(const float (&sums)[2][4], float first, float second, u32 (&to)[4])
 {
 #pragma unroll
@@ -142,8 +144,8 @@ DEVICE void pack_block(const float (&sums)[2][4], float first, float second, u32
     }
 }
 
-/* By the second warp of the block: products with earlier rows. Those of keys are A left of the diagonal's block; those
- * of queries go to the workspace, times PRODUCTS_ROOM. */
+/* Products with earlier rows, by the second warp of the block. Those of keys are A left of the
+ * diagonal's block; those of queries are written to the workspace, times PRODUCTS_ROOM. */
 DEVICE void multiply_part(const decays_memory &m, const decays_part &part, bool in_range,
                           block_rows_left &left, float (&within)[2][4], char *products)
 {
@@ -192,7 +194,7 @@ DEVICE void multiply_part(const decays_memory &m, const decays_part &part, bool 
 
 /* ---- A chunk --------------------------------------------------------------------------------- */
 
-/* By one thread: tiles, which all have written. */
+/* Stores tiles, by one thread, after all have written them. */
 DEVICE void store_keys(const decays_memory &m, char *keys)
 {
     store_bytes(keys, shared_address(m.q), 2 * CHUNK_TILE);
@@ -200,8 +202,8 @@ DEVICE void store_keys(const decays_memory &m, char *keys)
     store_commit();
 }
 
-/* Rows of q and k as the batch has them, by the second warps of blocks; or as the convolution has left them at `keys`.
- * Gates first. */
+/* Copies gates first, then rows of q and k from the batch, by the second warps of blocks, or as the
+ * convolution has written them at `keys`. */
 template <bool TILES>
 DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const char *keys,
                        const decays_part &part, const decays_memory &m)
@@ -215,7 +217,7 @@ DEVICE void fetch_keys(const linear_call &call, const channels_chunk &at, const 
     copy_commit();
 }
 
-/* A chunk's head of the window, and the next one of the block. */
+/* A chunk's head of the window, and the block's next one. */
 struct channels_unit {
     int index, head;
 
@@ -231,9 +233,9 @@ struct channels_unit {
     }
 };
 
-/* Chunks of the window, times v heads, by blocks which have one after the other: rows and gates of the next
- * one are on their way while products of one are made. The last chunks go first: the cache has what a convolution has
- * written last, and keeps the tiles that states begin with. */
+/* Chunks of the window, times v heads; each block processes several. Rows and gates of the next one
+ * are copied during the products of the current one. The last chunks are first: L2 has the rows
+ * that the convolution wrote last, and keeps the tiles that the states start with. */
 template <bool TILES>
 DEVICE void channels_inverse_block(const linear_call &call, int first, char *memory)
 {
@@ -241,7 +243,8 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
     const linear_dims &d = call.dims;
     const linear_chunks &chunks = call.chunks;
     const int units = int_min(*chunks.count - first, chunks.window) * d.v_heads;
-    /* Beside strips, which have a multiprocessor for each head: as many as there is room for at once. */
+    /* With strips, which use one multiprocessor per head: as many blocks as run at once on the
+     * others. */
     const int room = CHUNK_CHANNELS_BLOCKS * (chunks.strips - d.v_heads);
     const int blocks = chunks.count[1] ? room - room % d.v_heads : gridDim.x;
     if ((int)blockIdx.x >= int_min(units, blocks))
@@ -280,7 +283,7 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
             find_logs(call, at, b, loaded, m);
         else
             find_logs(call, at, b, kept, m);
-        __syncwarp(); /* a warp's log decays are its own, and the rows that it has asked for */
+        __syncwarp(); /* a warp's log decays are its own, and so are the rows that it requested */
         sum_logs(m, part, sums);
         copy_wait<0>();
         if constexpr (!TILES)
@@ -310,7 +313,7 @@ DEVICE void channels_inverse_block(const linear_call &call, int first, char *mem
             named_sync(CHANNELS_SECOND, CHUNK_CHANNELS_THREADS / 2);
         } else {
             invert_part<TILES>(m, part, in_range, within.k);
-            /* now: the next chunk's are on their way after the barrier */
+            /* here, as the next chunk's arrive after the barrier */
             find_times(m.beta, part.block, part.lane, times);
             named_sync(CHANNELS_MULTIPLIED, CHUNK_CHANNELS_THREADS);
         }

@@ -8,7 +8,7 @@ extern "C" __global__ void __launch_bounds__(CHUNK_PLAN_THREADS)
     list_block(call);
 }
 
-/* EARLY: what follows may begin as soon as all blocks have. */
+/* EARLY: the next launch may start as soon as all blocks have started. */
 #define READY_KERNEL(name, block, early)                                                           \
     extern "C" __global__ void __launch_bounds__(CHUNK_READY_THREADS, 4)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "plugins/linear_like/kernels/chunk_states.cuh"
 
-/* Those of one decay may be launched before what they wait for has ended. It was slower, and is not. */
+/* Kernels of rules with one decay could be launched programmatically, but that was slower. */
 #define STATES_KERNEL(name, block, rule, exact)                                                    \
     extern "C" __global__ void __launch_bounds__(CHUNK_STATE_THREADS, 1)                           \
         name(const __grid_constant__ linear_call call, int first)                                  \

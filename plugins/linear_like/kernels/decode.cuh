@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * decode.cuh: steps.cuh for single rows, at the bandwidth of memory. A warp has a sequence, a v
- * head and 16 of its values, 32 of bf16. Of the row, which the block's warps share, each makes a part
- * ready, four channels a lane, while the state is on the way to shared memory, where it is read twice: for
- * its sums, and to be updated.
+ * decode.cuh: steps.cuh for single rows, at memory bandwidth. A warp has a sequence, a v head and
+ * 16 of its values, 32 of bf16. The warps of a block share the row; each prepares a part of it,
+ * four channels per lane, while the state is copied to shared memory. The state is read there
+ * twice: for its sums, and for the update.
  *
- * Inputs of the convolution are kept here, too, where channels go by fours: those of v by the block that
- * reads them; those of q and k, which blocks of all v heads of a k head read, by the last of these.
+ * These kernels also keep inputs of the convolution, if channels are processed in fours. Inputs of
+ * v are kept by the block that reads them. Inputs of q and k are read by the blocks of all v heads
+ * of a k head, and kept by the last of these.
  */
 #ifndef LINEAR_LIKE_DECODE_CUH
 #define LINEAR_LIKE_DECODE_CUH

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * decode_heads.cuh: decode.cuh for layers as models have them, in one launch: bf16 rows, a convolution
- * of four taps or none, 128 keys, and heads whose states lie in one piece.
+ * decode_heads.cuh: decode.cuh for layers as models have them, in one launch: bf16 rows, a
+ * convolution of four taps or none, 128 keys, and heads whose states lie in one piece.
  *
  *   linear_heads_*    a head of state.ssm.kv/1, or 32 KB of a head of state.ssm.vk/1. The copy engine moves
  *                     the state to shared memory and back, so no register holds data in flight. A lane
@@ -9,8 +9,8 @@
  *   linear_slices_*   16 KB of a head, for few heads: more multiprocessors work. Lanes load their parts into
  *                     registers, because nothing hides the latency of the copy engine. 8 parts a lane
  *
- * In kv eight lanes have a line of a row, 128 bytes; four share values and divide the keys of a part of
- * them; warps divide values, and the parts. In vk eight lanes share values and divide their keys. So eight
+ * In kv eight lanes have a line of 128 bytes of a row; four lanes share values and divide the keys;
+ * warps divide values and keys. In vk eight lanes share values and divide their keys. So eight
  * lanes read all banks at once.
  */
 #ifndef LINEAR_LIKE_DECODE_HEADS_CUH

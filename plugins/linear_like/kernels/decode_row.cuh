@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * decode_row.cuh: a single row of a decode: four channels a lane of what its warps make ready of q, k and v,
- * gates, inputs of the convolution that are kept, and who is the last to have read them.
+ * decode_row.cuh: the row of a decode: q, k, v and gates, four channels per lane; the convolution's
+ * inputs to keep, and the last reader of them.
  */
 #ifndef LINEAR_LIKE_DECODE_ROW_CUH
 #define LINEAR_LIKE_DECODE_ROW_CUH

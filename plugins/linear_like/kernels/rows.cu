@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * rows.cu: kernels that go by rows and channels: a short convolution's outputs, and what is left
- * when the rows of all sequences are done: states of the convolution, outputs of padding.
+ * rows.cu: kernels by rows and channels: outputs of a short convolution, and the final work after
+ * all rows: states of the convolution, outputs of padding.
  */
 #include "plugins/common/cuda/work.cuh"
 #include "plugins/linear_like/kernels/chunk_tile.cuh"
 
 /* ---- A convolution of any type --------------------------------------------------------------- */
 
-/* A channel of rows [row, end) of the batch, whatever sequences they are of. */
+/* Convolves a channel of rows [row, end) of the batch, across sequences. */
 DEVICE void convolve_channel(const linear_call &call, int row, int end, int c)
 {
     const linear_operands &o = call.operands;
@@ -62,8 +62,8 @@ extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS)
 
 /* ---- By vectors ------------------------------------------------------------------------------ */
 
-/* 16-bit elements, at most four taps. A thread has eight channels: neighbours, or four here and four
- * there. */
+/* 16-bit elements, at most four taps. A thread has eight channels: adjacent ones, or two groups of
+ * four. */
 enum { TAPS = 4, NUMBER = CONVOLVE_NUMBER, AHEAD = CONVOLVE_AHEAD };
 
 template <bool SPLIT> struct convolve_channels {
@@ -74,7 +74,7 @@ template <bool SPLIT> struct convolve_channels {
         return SPLIT && i >= NUMBER / 2 ? second + i - NUMBER / 2 : first + i;
     }
 
-    /* Of a row of 16-bit elements. */
+    /* Loads a thread's channels of a row of 16-bit elements. */
     __device__ __forceinline__ uint4 load(const char *row) const
     {
         if (!SPLIT)
@@ -100,7 +100,7 @@ template <bool IS_F16> DEVICE uint4 pack(const float (&x)[NUMBER])
                       pack_pair<IS_F16>(x[4], x[5]), pack_pair<IS_F16>(x[6], x[7]));
 }
 
-/* For results of 16 bits, which these instructions' errors, of 2^-21, are far below. */
+/* For results of 16 bits: the instructions' error, 2^-21, is far below theirs. */
 DEVICE float fast_silu(float x)
 {
     float inverse;
@@ -108,12 +108,12 @@ DEVICE float fast_silu(float x)
     return x * inverse;
 }
 
-/* Weights of a thread's channels; the last tap is at the end, those that the layer has not are 0. */
+/* Weights of a thread's channels; the last tap is at the end, missing taps are 0. */
 struct convolve_weights {
     float taps[TAPS][NUMBER], bias[NUMBER];
 };
 
-/* `there`: the thread has channels; else all weights are 0. */
+/* `there`: the thread has channels; otherwise all weights are 0. */
 template <bool IS_F16, bool SPLIT>
 DEVICE void load_weights(const linear_call &call, const convolve_channels<SPLIT> &c, bool there,
                          convolve_weights &to)
@@ -148,7 +148,7 @@ DEVICE void load_weights(const linear_call &call, const convolve_channels<SPLIT>
                     element_load(dtype, o.weight + c.at(i) * o.weight_row, w - (TAPS - d.width));
 }
 
-/* The inputs before row `t` of a sequence, each where convolve_run() looks for it. */
+/* Loads the inputs before row `t` of a sequence into the places where convolve_run() reads them. */
 template <bool IS_F16, bool SPLIT>
 DEVICE void load_before(const linear_call &call, const linear_sequence &sequence, int t,
                         const convolve_channels<SPLIT> &c, float (&window)[TAPS][NUMBER])
@@ -168,10 +168,10 @@ DEVICE void load_before(const linear_call &call, const linear_sequence &sequence
     }
 }
 
-/* `rows` > 0 rows of a sequence, from `t` on: give(row, x) gets channels of each, before SiLU; 0 where
- * the thread is not `there`. Inputs of AHEAD rows wait for memory together, with all that comes before
- * them, and one more is asked for as soon as one is there. PAIRS: a last row with an even number has one after it,
- * of which nothing is known. */
+/* Convolves `rows` > 0 rows of a sequence from `t` on. give(row, x) gets the channels of each row,
+ * before SiLU; 0 if the thread is not `there`. The inputs of AHEAD rows and all that comes before
+ * them are loaded together; then each arrival triggers the load of one more row. PAIRS: after a
+ * last row of even number, give() gets one more row of undefined contents. */
 template <bool IS_F16, bool PAIRS = false, bool SPLIT, typename GIVE>
 DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequence, int t, int rows,
                          const convolve_channels<SPLIT> &c, bool there, GIVE give)
@@ -213,7 +213,7 @@ DEVICE void convolve_run(const linear_call &call, const linear_sequence &sequenc
 
 /* ---- A convolution alone --------------------------------------------------------------------- */
 
-/* Rows [row, end) of the batch, whatever sequences they are of. */
+/* Convolves rows [row, end) of the batch, across sequences. */
 template <bool IS_F16, bool GATED>
 DEVICE void convolve_rows(const linear_call &call, int row, int end, int c)
 {
@@ -248,7 +248,7 @@ DEVICE void convolve_rows(const linear_call &call, int row, int end, int c)
     }
 }
 
-/* Blocks as those of linear_convolve. */
+/* Blocks as in linear_convolve. */
 template <bool IS_F16> DEVICE void convolve_block(const linear_call &call, int rows)
 {
     const int threads = call.dims.channels / NUMBER;
@@ -265,7 +265,7 @@ template <bool IS_F16> DEVICE void convolve_block(const linear_call &call, int r
         convolve_rows<IS_F16, false>(call, row, int_min(row + rows, pad), thread * NUMBER);
 }
 
-/* One 16-bit type for all, whole and aligned vectors of channels. */
+/* One 16-bit type for all operands, whole and aligned vectors of channels. */
 extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
     linear_convolve_bf16(const __grid_constant__ linear_call call, int rows)
 {
@@ -280,8 +280,8 @@ extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
 
 /* ---- Before the recurrence ------------------------------------------------------------------- */
 
-/* A block's part of a window: `here` rows of a chunk, of `rows`, from `begin` on, and the thread of
- * those that a row has. */
+/* A block's part of a window: rows [begin, begin + here) of a chunk of `rows` rows, and the
+ * thread's number among those of a row. */
 struct convolve_part {
     linear_sequence sequence;
     int index, begin, t, here, thread;
@@ -295,7 +295,8 @@ struct convolve_part {
         index = blockIdx.x / blocks / pieces, begin = blockIdx.x / blocks % pieces * rows;
         if (first + index >= call.chunks.most || thread >= threads)
             return false;
-        const linear_chunk chunk = call.chunks.list[first + index]; /* waits beside the number */
+        const linear_chunk chunk = call.chunks.list[first + index]; /* loaded together with the
+                                                                     * count */
         if (first + index >= call.chunks.count[0] + call.chunks.count[1])
             return false;
         sequence = linear_find_sequence(&call.batch, chunk.sequence);
@@ -305,8 +306,8 @@ struct convolve_part {
     }
 };
 
-/* Rows of all chunks of a window, bf16; those that a chunk has not are 0. Blocks: chunks, times pieces
- * of `rows` rows, times blocks of a row's threads. */
+/* Convolves rows of all chunks of a window to bf16; rows beyond a chunk are 0. Blocks: chunks,
+ * times pieces of `rows` rows, times blocks of a row's threads. */
 extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
     linear_convolve_chunks(const __grid_constant__ linear_call call, int first, int rows)
 {
@@ -332,7 +333,7 @@ extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
         *(uint4 *)(to + r * apart) = make_uint4(0, 0, 0, 0);
 }
 
-/* Of what is no denormal number. */
+/* For normal numbers only. */
 DEVICE float rsqrt_fast(float x)
 {
     float y;
@@ -340,13 +341,14 @@ DEVICE float rsqrt_fast(float x)
     return y;
 }
 
-/* Of two rows: sums over a lane's channels of q and k, q squared, k squared, their product. */
+/* For two rows: sums over a lane's channels of q and k, q squared, k squared, their product. */
 struct key_sums {
     float q[2], k[2], both[2];
 };
 
-/* Sums over the warp's lanes, each of which keeps a part of them at a time. `q` and `k` become what the rows are
- * to be multiplied by; `both` the rows' products, of row 0 for lane 4, of row 1 for lane 20. */
+/* Sums over the warp's lanes, each of which keeps some of the sums in each step. `q` and `k` become
+ * the factors that normalise the rows; `both` the products of the rows' own q and k, of row 0 in
+ * lane 4, of row 1 in lane 20. */
 DEVICE void sum_keys(key_sums &x)
 {
     const bool first = threadIdx.x & 16, second = threadIdx.x & 8, third = threadIdx.x & 4;
@@ -371,7 +373,7 @@ DEVICE void sum_keys(key_sums &x)
     x.both[0] = x.both[1] = sum;
 }
 
-/* Four channels of a row of q and of k, times a number each, in each of a head's tiles. */
+/* Stores four channels of a row of q and of k, each times its factor, in each of a head's tiles. */
 DEVICE void store_keys(char *to, int tiles, i64 apart, const float (&x)[NUMBER], float q, float k)
 {
     const uint2 first = make_uint2(pack_half(x[0] * q, x[1] * q), pack_half(x[2] * q, x[3] * q));
@@ -386,9 +388,9 @@ DEVICE void store_keys(char *to, int tiles, i64 apart, const float (&x)[NUMBER],
     }
 }
 
-/* Rows of q and k of a head, as tiles of rows of length 1, by the warp's lanes with four channels of
- * each; products of rows with the same number are those of what is not rounded. KDA's v heads have tiles of
- * their own, to which their decays are added. */
+/* Convolves rows of q and k of a head to tiles of normalised rows, four channels of each per lane.
+ * Products of a row's own q and k are from unrounded numbers. KDA's v heads have separate tiles, to
+ * which their decays are applied later. */
 DEVICE void convolve_keys(const linear_call &call, const convolve_part &part, int rows)
 {
     const linear_dims &d = call.dims;
@@ -403,7 +405,7 @@ DEVICE void convolve_keys(const linear_call &call, const convolve_part &part, in
     char *row = call.chunks.keys + ((i64)part.index * d.k_heads + head) * tiles * apart +
                 tile_offset(part.begin, lane / 16 * 8) + lane % 2 * 8;
     float *own = row_numbers(call, part.index, head) + part.begin;
-    /* Where the lane's channels are in row `r`; the part begins with a multiple of eight rows. */
+    /* The place of the lane's channels in row `r`; the part begins at a multiple of eight rows. */
     const auto place = [&](int r) { return row + r * 128 + ((lane / 2 ^ r) & 7) * 16; };
     const int here = part.here;
     float even[NUMBER];
@@ -447,7 +449,7 @@ DEVICE void convolve_keys(const linear_call &call, const convolve_part &part, in
     }
 }
 
-/* Rows of v of a head, times a power of two each. */
+/* Convolves rows of v of a head, scaled by a power of two each. */
 DEVICE void convolve_values(const linear_call &call, const convolve_part &part, int rows)
 {
     constexpr int lanes = CONVOLVE_VALUE_THREADS;
@@ -491,7 +493,7 @@ DEVICE void convolve_values(const linear_call &call, const convolve_part &part, 
     }
 }
 
-/* The same as tiles of q and k and rows of v, fp16. */
+/* The same for tiles of q and k and rows of v, fp16. */
 extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
     linear_convolve_tiles(const __grid_constant__ linear_call call, int first, int rows)
 {
@@ -507,8 +509,8 @@ extern "C" __global__ void __launch_bounds__(CONVOLVE_THREADS, CONVOLVE_BLOCKS)
 
 /* ---- When all rows are done ------------------------------------------------------------------ */
 
-/* The last inputs before row `end` of a sequence, into a slot, which may be the one that is read.
- */
+/* Writes the last inputs before row `end` of a sequence to a slot, which may be the slot that is
+ * read. */
 DEVICE void keep_inputs(const linear_call &call, const linear_sequence &sequence, int end, int slot,
                         int c)
 {
@@ -517,7 +519,7 @@ DEVICE void keep_inputs(const linear_call &call, const linear_sequence &sequence
     float kept[LINEAR_MAX_WIDTH - 1];
     if (slot == 0)
         return;
-        /* Read before anything is written: the state may be its own successor. */
+        /* Reads everything before writing, as both may be the same slot. */
 #pragma unroll
     for (int n = 0; n < LINEAR_MAX_WIDTH - 1; n++)
         kept[n] = n < taps ? linear_input(&call, &sequence, end - taps + n, c) : 0;

@@ -8,7 +8,7 @@
 
 #include "plugins/linear_like/kernels/chunk_products.cuh"
 
-/* ---- What the warpgroups hand on ------------------------------------------------------------- */
+/* ---- Data passed between the warpgroups -------------------------------------------------- */
 
 /* Passes on a left operand, in the layout of registers. */
 template <int COUNT> DEVICE void hand_on(char *to, const left_operand<COUNT> &x)
@@ -39,7 +39,7 @@ enum { HANDED_STATE = 1, HANDED_UPDATES = 2, HANDED_TAKEN = 3 };
 /* The same for tiles in two buffers: add 1 for odd chunks. */
 enum { TURN_STATE = 1, TURN_UPDATES = 3, TURN_TAKEN = 5 };
 
-/* ---- Shared memory --------------------------------------------------------------------------- */
+/* ---- Shared memory ----------------------------------------------------------------------- */
 
 /* Each warpgroup has its own ring of stages with its data of a chunk: w, k, the numbers, u for the
  * state; q, the numbers, products and, without w, u for the outputs. */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * steps.cuh: the recurrence, token by token: a decode at the bandwidth of memory, and every other
- * batch correctly, snapshots after any row among it.
+ * steps.cuh: the recurrence, token by token, for any batch, with snapshots after any row; a decode
+ * runs at memory bandwidth.
  *
- * A block has a sequence, a v head and STEPS_COLUMNS(warps) of its values; each thread has its part
- * of the state in registers from the first row to the last (tile.cuh), so that a state is read once
- * and written once. Rows are made ready STEPS_ROWS at a time in shared memory: convolution, gates,
- * lengths of q and k. What several blocks need, q and k, each makes for itself.
+ * A block has a sequence, a v head and STEPS_COLUMNS(warps) of its values. Each thread keeps its
+ * part of the state in registers from the first row to the last (tile.cuh), so a state is read once
+ * and written once. Rows are prepared in shared memory, STEPS_ROWS at a time: convolution, gates,
+ * lengths of q and k. Blocks that need the same q and k each prepare their own copy.
  *
  *   held = decay S'k;  u = beta (v - held) or beta v;  o = decay S'q + (q.k) u;  S = decay S + k u'
  */
@@ -17,7 +17,7 @@
 #include "plugins/linear_like/kernels/decode.cuh"
 #include "plugins/linear_like/kernels/decode_heads.cuh"
 
-/* Shared memory, in floats: vectors of ROWS rows, one after the other; then their numbers. */
+/* Shared memory, in floats: vectors of ROWS rows, then their numbers. */
 template <int MODE, int KEYS, int ROWS> struct steps_memory {
     static constexpr int width = 8 * KEYS; /* of q, k and decays */
     float *q, *k, *decays, *v;
@@ -69,7 +69,7 @@ DEVICE void convolve_channel(const linear_call &call, const linear_sequence &seq
     }
 }
 
-/* The place of the block's channel number `i` of a thread in shared memory. */
+/* The address in shared memory of a thread's `i`-th channel of the block. */
 template <int MODE, int KEYS, bool VK, int ROWS>
 DEVICE float *find_channel(const linear_dims &d, int head, int first, int columns, int i,
                            const steps_memory<MODE, KEYS, ROWS> &m, int *channel)
