@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define ACCEPTED "accepted: a regular file, or a name that is free"
+#define ACCEPTED "accepted: a regular file, or a new name"
 
 /* ---- Whose a file is ------------------------------------------------------------------------- */
 

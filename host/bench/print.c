@@ -56,7 +56,7 @@ static void print_device(const struct bench_report *report, FILE *file)
         fprintf(file, ", cuda:%d, sm_%u, %u multiprocessors, CUDA %u.%u\n", device->id, device->sm,
                 device->num_sms, device->driver_version / 1000, device->driver_version % 1000 / 10);
     if (report->max_sms > 0)
-        fprintf(file, "limit     launches may count on %d multiprocessors\n", report->max_sms);
+        fprintf(file, "limit     launches may use %d multiprocessors\n", report->max_sms);
     if (report->required_traits & ATTN_TRAIT_BATCH_INVARIANT)
         fprintf(file, "results   batch-invariant\n");
     if (report->sustain > 0)

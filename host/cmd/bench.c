@@ -64,7 +64,7 @@ static const struct option_row options[] = {
      .value = "section.key=value",
      .kind = OPTION_SET,
      .help = "any key of the ini, such as backend.NAME.type, plugins.path, platform.max_sms, "
-             "attention.batch_invariant = yes for backends with that promise alone, or "
+             "attention.batch_invariant = yes for only backends with that promise, or "
              "cuda_graph.enable = no for calls instead of graphs"},
     OPTION_END,
 };

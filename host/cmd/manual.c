@@ -380,8 +380,7 @@ const struct command command_manual = {
     .usage = "--man NAME\n--completion SHELL",
     .names = "nothing",
     .target = TARGET_AT_MOST_ONE,
-    .about =
-        "Prints a man page, or completion for a shell, from the tables that help is made from.\n",
+    .about = "Prints a man page, or completion for a shell, from the same tables as the help.\n",
     .options = options,
     .ending = "",
     .size = sizeof(struct values),

@@ -128,8 +128,8 @@ static bool make_folder(const struct arguments *arguments, const char *path)
     bool good =
         !path || mkdir(path, 0777) == 0 || (stat(path, &info) == 0 && S_ISDIR(info.st_mode));
     if (!good)
-        arguments_complain(arguments, "--svg %s: %s; accepted: a folder, or a name that is free",
-                           path, strerror(errno));
+        arguments_complain(arguments, "--svg %s: %s; accepted: a folder, or a new name", path,
+                           strerror(errno));
     return good;
 }
 

@@ -200,15 +200,15 @@ void page_run(struct page *page, const cJSON *report)
     static const char *const tokens[] = {"wall_s", "prefill", "decode"};
     static const char *const pool[] = {"wall_s", "kv_tokens", "capacity"};
     distribution(page, page_get(report, "ttft_ms"), clocks, "Time to first token",
-                 "Of requests, on both clocks.", "ms");
+                 "All requests, on both clocks.", "ms");
     distribution(page, page_get(report, "tpot_ms"), clocks, "Time per output token",
-                 "Of requests with two output tokens and more, on both clocks.", "ms");
+                 "Requests with at least two output tokens, on both clocks.", "ms");
     distribution(page, page_get(report, "latency_us"), phases, "Step times",
-                 "All layers of a step, without what the host does around them.", "us");
+                 "All layers of a step, without the host's other work.", "us");
     over_time(page, report, tokens, NAN, "Tokens over time", "Rows computed in each bin of steps.",
               "tokens");
     over_time(page, report, pool, page_number(report, "kv.capacity"), "KV occupancy over time",
-              "The most of any step of a bin, cached prefixes included.", "tokens");
+              "Largest value of any step in a bin, cached prefixes included.", "tokens");
     paths(page, report);
     composition(page, report);
     bars(page, report);

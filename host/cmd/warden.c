@@ -137,7 +137,8 @@ static void execute_will(const char *how)
         speak_will(will, how);
     if (!will || (child > 0 && wait_for(child, &status) && status == 0))
         return;
-    const char *const texts[] = {warden.command, ": the report so far could not be made\n", NULL};
+    const char *const texts[] = {warden.command,
+                                 ": the report of the run so far could not be written\n", NULL};
     write_texts(texts);
 }
 
@@ -405,9 +406,9 @@ static void look_around(const struct guard_call *call)
 static void end_child(const struct guard_call *call)
 {
     char where[1024];
-    const char *const texts[] = {warden.command, ": a child that was forked in ",
+    const char *const texts[] = {warden.command, ": a process that was forked in ",
                                  guard_describe(call, where, sizeof where),
-                                 " came back from it, and was ended\n", NULL};
+                                 " returned from it, and was ended\n", NULL};
     write_texts(texts);
     end_now(EXIT_RUN_TIME);
 }

@@ -76,7 +76,7 @@ struct config_device {
 struct config_platform {
     struct config_device device;
     char *simulate;  /* a platform that platform.c knows; NULL = the real device */
-    int64_t max_sms; /* multiprocessors that launches may count on; 0 = all */
+    int64_t max_sms; /* multiprocessors that launches may use; 0 = all */
 };
 
 /* ---- [model] --------------------------------------------------------------------------------- */

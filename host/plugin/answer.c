@@ -63,7 +63,7 @@ static const char *find_defect(const attn_verdict *verdict)
     if (!verdict->supported)
         return verdict->num_reasons == 0 ? "it refuses without a reason" : NULL;
     if (verdict->num_reasons > 0)
-        return "it accepts, but gives reasons against it";
+        return "it accepts the problem, but gives reasons for a refusal";
     if (verdict->graph_level >= ATTN_GRAPH_COUNT)
         return "graph_level is none of ATTN_GRAPH_*";
     if (verdict->graph_seq_len_fill != 0 && verdict->graph_seq_len_fill != 1)

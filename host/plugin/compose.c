@@ -478,10 +478,10 @@ static attn_status child_create(void *ctx, const char *name, const attn_problem 
     for (uint32_t p = 0; p < num_problems; p++) {
         const char *operand = operands_first(attn_at(problems, p));
         if (operand)
-            return host_fail(error, ATTN_UNSUPPORTED,
-                             "%s: features %s: accepted absent, as private operands are not handed "
-                             "to children (PRIV-03)",
-                             name, operand);
+            return host_fail(
+                error, ATTN_UNSUPPORTED,
+                "%s: features %s: accepted absent, as children get no private operands (PRIV-03)",
+                name, operand);
     }
     status = compose_create(node, problems, num_problems, child, error);
     return status == ATTN_OK ? status : child_failed(status, error);

@@ -40,7 +40,7 @@ static attn_status add_library(struct search *search, const char *path, attn_err
     }
     free(file);
     return host_fail(error, ATTN_INVALID_ARGUMENT,
-                     "more than %d libraries; accepted: up to that many", MAX_LIBRARIES);
+                     "more than %d libraries; accepted: at most that many", MAX_LIBRARIES);
 }
 
 /* ---- Names ----------------------------------------------------------------------------------- */
@@ -156,6 +156,7 @@ attn_status loader_check_needed(const char *file, attn_error *error)
     }
     for (size_t f = 0; f < search.count; f++)
         free(search.files[f]);
-    return status == ATTN_OK ? status
-                             : host_fail_prefix(error, "%s: it would link from elsewhere", file);
+    return status == ATTN_OK
+               ? status
+               : host_fail_prefix(error, "%s: the loader would open another file", file);
 }

@@ -496,8 +496,8 @@ void selection_api_print(const attnhost_selection *selected, FILE *file)
                        selected->device_note ? selected->device_note : "",
                        selected->device_note ? ")" : "");
     if (selected->max_sms > 0)
-        text_wrap_line(file, 0, 2, "multiprocessors: launches may count on %d of %u",
-                       selected->max_sms, selected->device.num_sms);
+        text_wrap_line(file, 0, 2, "multiprocessors: launches may use %d of %u", selected->max_sms,
+                       selected->device.num_sms);
     text_wrap_line(file, 0, 2, "model: %s (%s), %u attention layers, %s, context %d tokens",
                    selected->architecture, selected->model, selected->num_layers,
                    dtype_name(selected->dtype), selected->max_context_len);

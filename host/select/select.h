@@ -82,7 +82,7 @@ struct selection {
     const struct model *model; /* borrowed */
     attn_device device;
     const char *simulated; /* the platform in the place of the real one, the config's; or NULL */
-    int32_t max_sms;       /* that launches may count on; 0 = all (platform.max_sms) */
+    int32_t max_sms;       /* that launches may use; 0 = all (platform.max_sms) */
     char *device_note;     /* why `auto` took this device and not the one before; or NULL */
     char *installed;       /* "cpu_native, hybrid_phase": backend types that are loaded */
     struct rules *rules;

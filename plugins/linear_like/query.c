@@ -7,7 +7,7 @@
 #include "plugins/common/cuda/image.h"
 
 _Static_assert((int)LINEAR_MOST_DIM == LINEAR_MAX_DIM && (int)LINEAR_MOST_WIDTH == LINEAR_MAX_WIDTH,
-               "what is taken is what the kernels have room for");
+               "accepted is what the kernels have room for");
 
 static void tell_memory(const linear_question *ask, const linear_group *group,
                         attn_verdict *verdict)

@@ -135,7 +135,7 @@ refused 2 "an unknown backend on the command line" "--set: attention.attention_b
     "'cpu_nativ'" "did you mean 'cpu_native'?" "accepted: auto, cpu_linear" \
     -- run "$folder/good.ini" --attention-backend cpu_nativ
 refused 2 "a report that cannot be written" "--json /nowhere/report.json" "No such file" \
-    "accepted: a regular file, or a name that is free" \
+    "accepted: a regular file, or a new name" \
     -- run "$folder/good.ini" --json /nowhere/report.json
 
 # ---- The ini -------------------------------------------------------------------------------------

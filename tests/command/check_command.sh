@@ -138,8 +138,8 @@ tap_try "within its limit, which is not the usual 30 s: $took s" test "$took" -l
 said 'not ok' 'LIFE-04\.create' "create is a timeout"
 said ok 'CAPS-01\.query/2' "and the rest is run"
 
-says 1 "the time for all" "# TIMEOUT: the time for all cases, 1 s, is over" \
-    "# cut short as the time for everything was over (--timeout); what is not listed was not run" \
+says 1 "the time for all" "# TIMEOUT: the time limit of all cases, 1 s, was reached" \
+    "# cut short as the time limit was reached (--timeout); cases that are not listed were not run" \
     -- "$tool" check --timeout 1 "$fixtures/bad_create_hangs.so"
 tap_try "ends it, with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
 says 1 "the time for all, side by side" "# TIMEOUT: " "# cut short as the time for everything was over" \
@@ -256,7 +256,7 @@ says 2 "no processes" "attnhost check: --jobs '0': accepted 1..64" -- "$attnhost
 SUITE_TOOL_ODD=1
 export SUITE_TOOL_ODD
 says 1 "a crash that another case caused is not counted as the case's own" \
-    "# CRASH: signal 6 (Aborted); alone in a process it is PASS" \
+    "# CRASH: signal 6 (Aborted); run alone, it is PASS" \
     -- "$tool" check --filter 'ODD-02.*' "$fixtures/bad_nothing.so"
 said ok 'ODD-02\.inherits/0' "the one before it passed"
 said ok 'ODD-02\.inherits/2' "the one after it too"
@@ -470,7 +470,7 @@ for left_out in '--filter CAPS-02.*' --in-process; do
     tap_try "with $left_out the report mentions no profile" sh -c '! grep -e PROFILE -e judged "$0/out"' "$folder"
 done
 says 0 "no device, no judgement" \
-    "ok 26 - bad/PROFILE.met # SKIP what it needs is missing here: cuda:7: " \
+    "ok 26 - bad/PROFILE.met # SKIP its requirement is missing here: cuda:7: " \
     -- on_fake $minimum "$tool" check --device cuda:7 "$fixtures/bad_nothing.so"
 says 1 "a named profile is judged without a device" \
     "# FAIL: $folder/profile:1: no case of 'CAPS-99.*' was run" -- on_fake $minimum \

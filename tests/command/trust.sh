@@ -106,15 +106,15 @@ done
 for where in query:query create:create forward:forward_extend task:forward_extend; do
     call=${where%%:*}
     run 0 "a child that $call forks does not come back" "$call:fork" \
-        "a child that was forked in villain: ${where#*:}" "came back from it, and was ended"
+        "a process that was forked in villain: ${where#*:}" "returned from it, and was ended"
     tap_try "there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
 for call in query forward; do
-    run 0 "a child of _Fork in $call does not come back" $call:fork_bare "a child that was forked in villain: $call" \
-        "came back from it, and was ended"
+    run 0 "a child of _Fork in $call does not come back" $call:fork_bare "a process that was forked in villain: $call" \
+        "returned from it, and was ended"
     tap_try "there is one report: $call" test "$(grep -c '^digest' ../out)" -eq 1
 done
-ends 0 "a child whose parent is gone does not come back" query:fork "came back from it, and was ended" -- \
+ends 0 "a child whose parent is gone does not come back" query:fork "returned from it, and was ended" -- \
     env LD_PRELOAD="$fixtures/orphaned.so" "$command" run run.ini
 tap_try "there is one report at the end" test "$(grep -c '^digest' ../out)" -eq 1
 for call in forward task; do

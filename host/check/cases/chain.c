@@ -223,16 +223,16 @@ static bool has_equal_size(struct chain *chain, const struct case_session *first
         return false;
     if (memcmp(&size, &first->memory.size, sizeof size) == 0)
         return true;
-    numerics_report(
-        chain->run, &chain->specs[0], ATTN_INTERNAL,
-        "metadata_size answers the same question differently after another metadata was made");
+    numerics_report(chain->run, &chain->specs[0], ATTN_INTERNAL,
+                    "metadata_size gives another answer to the same question after another "
+                    "metadata was created");
     return false;
 }
 
 /* Plan the batch of the first metadata before the second one exists, and compute it afterwards. */
 void chain_judge_two(struct chain *chain, int32_t way)
 {
-    static const char what[] = "planned before a second metadata was made, call";
+    static const char what[] = "planned before a second metadata was created, call";
     struct case_session *first = NULL, *second = NULL;
     struct case_verdict verdict;
     attn_status status = session_create_beside(
@@ -255,7 +255,7 @@ void chain_judge_two(struct chain *chain, int32_t way)
     }
     if (good) { /* and once more, planned as things are now */
         joint_judge(first, &chain->steps[0], &verdict);
-        report_step(chain, 0, "since a second metadata was made, call", &verdict);
+        report_step(chain, 0, "after a second metadata was created, call", &verdict);
     }
     case_session_destroy(second);
     case_session_destroy(first);

@@ -222,7 +222,7 @@ bool numerics_random(struct check_run *run, const struct grid *grid,
     if (serves && !latents && grid->refusal[0])
         check_skip(run, "%s", grid->refusal);
     else
-        check_skip(run, "%s", serves ? "query refuses every case that was drawn" : reason);
+        check_skip(run, "%s", serves ? "query refuses all drawn cases" : reason);
     return false;
 }
 

@@ -76,7 +76,7 @@ static bool skip_missing(struct rig *rig, attn_status status, const char *what)
 bool rig_create_for(struct rig *rig, attn_instance **instance)
 {
     *instance = NULL;
-    return skip_missing(rig, rig_create(rig, instance), "create for what query accepts");
+    return skip_missing(rig, rig_create(rig, instance), "create of a problem that query accepts");
 }
 
 attn_status rig_prepare(struct rig *rig, attn_instance *instance)
@@ -92,14 +92,14 @@ static bool open_metadata(struct rig_session *session, struct rig *rig, bool is_
         return false;
     attn_status status = rig_memory_init(&session->memory, rig, &size, 0);
     if (status != ATTN_OK) {
-        check_fail(rig->run, "no memory for what metadata_size asks for");
+        check_fail(rig->run, "no memory of the size that metadata_size returns");
         return false;
     }
     status = rig_metadata_create(rig, session->instance, &session->memory, &session->metadata);
     if (status == ATTN_BAD_STATE && !is_prepared)
         check_skip(rig->run, "prepare: DEPENDENCY_MISSING, and without it there is no metadata: %s",
                    check_error_text(rig->run));
-    if (rig_good(rig, status, "metadata_create with exactly the memory asked for"))
+    if (rig_good(rig, status, "metadata_create with exactly the required memory"))
         return true;
     regions_finish(&session->memory);
     return false;

@@ -141,10 +141,10 @@ static void check_forms(struct scene *scene)
         if (!rig_create_for(rig, &instance))
             return;
         if (scene->altered.hits > 0 && !(rig->index_forms & forms[f]))
-            check_fail(scene->rig.run, "the child %s asks for index forms %u, the composite for %u",
+            check_fail(scene->rig.run, "the child %s reads index forms %u, the composite %u",
                        scene->child, forms[f], rig->index_forms);
         else if (scene->altered.hits == 0 && rig->index_forms == 0)
-            check_fail(scene->rig.run, "the composite asks for no index form");
+            check_fail(scene->rig.run, "the composite reads no index form");
         rig_destroy(rig, instance);
     }
 }
@@ -163,7 +163,7 @@ static void check_memory(struct scene *scene)
     scene_alter(scene, ALTER_SIZE, more);
     good = good && rig_good(rig, rig_metadata_size(rig, instance, &after), "metadata_size");
     if (good && scene->altered.hits > 0 && after.size[region] < before.size[region] + more)
-        check_fail(scene->rig.run, "the child %s asks for %llu bytes more, the composite for %llu",
+        check_fail(scene->rig.run, "the child %s needs %llu bytes more, the composite %llu",
                    scene->child, (unsigned long long)more,
                    (unsigned long long)(after.size[region] - before.size[region]));
     rig_destroy(rig, instance);
@@ -217,7 +217,7 @@ static void check_create_fails(struct scene *scene)
     attn_status status = rig_create(&scene->rig, &instance);
     if (scene->altered.hits > 0 && !judge_failure(scene, status, "create"))
         return;
-    CHECK_THAT(scene->rig.run, !instance || status == ATTN_OK, "create fails, and sets its output");
+    CHECK_THAT(scene->rig.run, !instance || status == ATTN_OK, "create fails, but sets its output");
     if (status == ATTN_OK)
         rig_destroy(&scene->rig, instance);
     judge_left(scene, 0, 0, "create");

@@ -37,7 +37,7 @@ bool caps_look_same(struct caps_visit *visit, const struct caps_problem *p,
     if (memcmp(&asked.group, &p->group, offsetof(attn_layer_group, layers)) != 0 ||
         memcmp(&asked.bounds, &p->bounds, sizeof p->bounds) != 0 ||
         memcmp(&asked.device, &p->device, sizeof p->device) != 0)
-        return caps_tell(visit, p, "query changes the problem it is asked about");
+        return caps_tell(visit, p, "query changes its problem argument");
     return true;
 }
 

@@ -218,7 +218,8 @@ bool caps_look_listed(struct caps_visit *visit, const struct caps_problem *p,
             char reasons[500];
             list_reasons(&again, reasons, sizeof reasons);
             return caps_tell(visit, &changed,
-                             "what a reason accepts is refused for the same field: %s", reasons);
+                             "a value that a reason accepts is refused for the same field: %s",
+                             reasons);
         }
     return true;
 }

@@ -30,7 +30,7 @@ static void judge_failure(struct check_run *run, const struct service_counter *c
 {
     if (!refusal_is_told(run, status, what))
         return;
-    CHECK_THAT(run, output == UNTOUCHED, "%s: fails, and sets its output", what);
+    CHECK_THAT(run, output == UNTOUCHED, "%s: fails, but sets its output", what);
     const char *left = service_counter_left(counter);
     CHECK_THAT(run, !left, "%s: fails, and leaves %s", what, left);
 }
@@ -159,7 +159,7 @@ static void fail_metadata(struct rig *rig, struct rig_session *session,
                 break;
         } else if (refusal_is_told(rig->run, status, "metadata_create")) {
             CHECK_THAT(rig->run, metadata == UNTOUCHED,
-                       "metadata_create fails, and sets its output");
+                       "metadata_create fails, but sets its output");
         }
         CHECK_THAT(rig->run, memcmp(before, counter->live, sizeof before) == 0,
                    "metadata_create leaves memory of services->allocate");

@@ -333,8 +333,7 @@ static void check_services(struct rig *rig, struct service_counter *counter,
     if (left)
         check_fail(rig->run, "services without %s: after destroy there is %s", without, left);
     if (counter->strange)
-        check_fail(rig->run, "services without %s: a call with an argument that makes no sense",
-                   without);
+        check_fail(rig->run, "services without %s: a call with an invalid argument", without);
     for (int b = 0; b < rig->num_batches; b++) {
         const char *what = rig_difference(rig, b, expected[b], results[b]);
         if (what)

@@ -415,7 +415,7 @@ static void convert(struct round_trip *trip)
     if (!good(trip, status, "to_nhd"))
         return;
     CHECK_THAT(trip->run, zoned_is_kept(from) && zoned_is_kept(own),
-               "a conversion of %s changes what it converts", trip->layout);
+               "a conversion of %s changes its source", trip->layout);
     zoned_keep(to);
     for (int64_t n = 0; n < num_elements(&to->tensor); n++) {
         size_t size = attn_dtype_size(to->tensor.dtype);

@@ -344,7 +344,7 @@ static void run_shape(struct rig *rig, const struct shape *shape, size_t to,
     if (!good)
         check_fail(rig->run, "no memory for copies of %s", shape->name);
     if (!sized_is_whole(&sized, shape->may_zero))
-        check_fail(rig->run, "%s of %zu bytes: the bytes after the %zu that are known were written",
+        check_fail(rig->run, "%s of %zu bytes: the bytes after the known %zu were written",
                    shape->name, to, shape->size);
     sized_finish(&sized);
 }

@@ -50,7 +50,7 @@ static void check_same(struct rig *rig, struct rig_session *session)
         if (!rig_good(rig, rig_metadata_size(rig, session->instance, &size), "metadata_size"))
             return;
         CHECK_THAT(rig->run, same_size(&size, &session->memory.size),
-                   "metadata_size gives two answers to one question");
+                   "metadata_size gives different answers to equal questions");
         if (!rig_good(rig, rig_plan(rig, session->metadata, n % rig->num_batches),
                       "init_forward_metadata"))
             return;
@@ -186,7 +186,7 @@ static void run_with(struct rig *rig, struct rig_session *session, uint64_t extr
     attn_metadata *metadata = NULL;
     char name[32];
     attn_status status = rig_memory_init(&memory, rig, &session->memory.size, extra);
-    CHECK_THAT(rig->run, status == ATTN_OK, "no memory for what metadata_size asks for");
+    CHECK_THAT(rig->run, status == ATTN_OK, "no memory of the size that metadata_size returns");
     status = rig_metadata_create(rig, session->instance, &memory, &metadata);
     if (rig_good(rig, status, "metadata_create")) {
         for (int b = 0; b < rig->num_batches && rig->run->code == CHECK_PASS; b++)
@@ -209,7 +209,7 @@ static void check_exact(struct rig *rig, struct rig_session *session)
     if (rig->run->code == CHECK_PASS)
         run_with(rig, session, 8192, roomy);
     for (int b = 0; b < rig->num_batches; b++)
-        rig_expect(rig, b, exact[b], roomy[b], "with more memory than asked for");
+        rig_expect(rig, b, exact[b], roomy[b], "with more memory than required");
 }
 
 /* metadata_create must fail with this status, and leave its output alone. */
@@ -225,7 +225,7 @@ static bool refuses(struct rig *rig, struct rig_session *session, const attn_mem
     if (!refusal_is(rig->run, status, wanted, what))
         return false;
     if (metadata != UNTOUCHED)
-        check_fail(rig->run, "%s: fails, and sets its output", what);
+        check_fail(rig->run, "%s: fails, but sets its output", what);
     return metadata == UNTOUCHED;
 }
 
@@ -292,7 +292,7 @@ static void check_kinds(struct rig *rig, struct rig_session *session)
         if (!refusal_is(rig->run, status, ATTN_INVALID_ARGUMENT,
                         "metadata_create of an unknown kind"))
             return;
-        CHECK_THAT(rig->run, metadata == UNTOUCHED, "metadata_create fails, and sets its output");
+        CHECK_THAT(rig->run, metadata == UNTOUCHED, "metadata_create fails, but sets its output");
     }
 }
 

@@ -147,7 +147,7 @@ static bool draw_sparse(struct check_run *run, const struct grid *grid, struct g
         if (grid_accepts_spec(grid, grid_options(grid, point), spec, NULL, 0))
             return true;
     }
-    check_skip(run, "query refuses every case that was drawn");
+    check_skip(run, "query refuses all drawn cases");
     return false;
 }
 

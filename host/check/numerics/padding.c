@@ -93,7 +93,7 @@ static void run_one(struct check_run *run, bool latent, enum matter matter)
             place(&spec, grid, options, run->index / MODES);
         judge(run, &spec, options);
     } else {
-        check_skip(run, "query refuses every case that was drawn%s%s", grid->refusal[0] ? ": " : "",
+        check_skip(run, "query refuses all drawn cases%s%s", grid->refusal[0] ? ": " : "",
                    grid->refusal);
     }
 }

@@ -69,7 +69,7 @@ static void run_chains(struct check_run *run, const struct grid *grid, bool late
     for (int32_t n = 0; n < CHAINS; n++)
         chain_finish(&chains[n]);
     if (!any)
-        check_skip(run, "query refuses every case that was drawn");
+        check_skip(run, "query refuses all drawn cases");
 }
 
 /* ---- Two dtypes in turn ---------------------------------------------------------------------- */
@@ -199,7 +199,7 @@ static void run_contents_of(struct check_run *run, const struct grid *grid, bool
     bool found = sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0]);
     wish.modes = 0;
     if (!found && !sequel_draw(grid, &wish, run->seed, &point, &chain.specs[0])) {
-        check_skip(run, "query refuses every case that was drawn");
+        check_skip(run, "query refuses all drawn cases");
         return;
     }
     chain.options = grid_options(grid, &point);
@@ -267,7 +267,7 @@ static void run_two_metadata_of(struct check_run *run, const struct grid *grid, 
         found = draw_two(&chain, latent, mix_absorb(run->seed, n));
     }
     if (!found)
-        check_skip(run, "query refuses every case that was drawn");
+        check_skip(run, "query refuses all drawn cases");
     else if (chain_open(&chain))
         chain_judge_two(&chain, run->index / NUM_MODES % TWO_METADATA_WAYS);
     chain_finish(&chain);
@@ -333,7 +333,7 @@ static void run_layers_of(struct check_run *run, const struct grid *grid, bool l
     if (found)
         draw_layers(&chain, &point, latent);
     else
-        check_skip(run, "query refuses every case that was drawn");
+        check_skip(run, "query refuses all drawn cases");
     if (chain.count > 0 && chain_open(&chain))
         chain_judge(&chain, 0, "layers of a batch");
     chain_finish(&chain);

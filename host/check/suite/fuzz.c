@@ -133,7 +133,7 @@ static void take_failure(struct fuzz *fuzz, struct suite_case *what,
     if (again == result->code)
         shrink(fuzz, what, again);
     else
-        fprintf(fuzz->out, "  alone in a process it is %s\n", check_code_name(again));
+        fprintf(fuzz->out, "  run alone, it is %s\n", check_code_name(again));
     write_down(fuzz, what, result->id);
     fflush(fuzz->out);
 }

@@ -147,7 +147,7 @@ static enum check_code judge_backend(const struct profile *profile,
                                      const struct check_backend *backend, strbuf *text)
 {
     if (profile->is_minimum && backend->missing[0]) {
-        strbuf_appendf(text, "what it needs is missing here: %s", backend->missing);
+        strbuf_appendf(text, "its requirement is missing here: %s", backend->missing);
         return CHECK_SKIP;
     }
     for (size_t l = 0; l < profile->count; l++)

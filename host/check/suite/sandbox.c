@@ -295,7 +295,7 @@ static void describe_stop(const struct sandbox *sandbox, struct sandbox_reply *r
 {
     const struct check_params *params = sandbox->params;
     if (reply->end == SANDBOX_LATE)
-        snprintf(reply->text, sizeof reply->text, "the time for all cases, %g s, is over",
+        snprintf(reply->text, sizeof reply->text, "the time limit of all cases, %g s, was reached",
                  params->timeout);
     else
         snprintf(reply->text, sizeof reply->text, "interrupted");

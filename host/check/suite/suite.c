@@ -54,7 +54,7 @@ static void report_result(struct suite *suite, const struct check_result *result
         report->num_results > 0 && check_code_fails(report->results[report->num_results - 1].code);
     if (suite->late)
         report->cut =
-            "as the time for everything was over (--timeout); what is not listed was not run";
+            "as the time limit was reached (--timeout); cases that are not listed were not run";
     else if (suite->params->fail_fast && fails)
         report->cut = "at the first failure (--fail-fast)";
     suite->stopped |= report->cut != NULL;

@@ -97,8 +97,7 @@ static void run_alone(struct suite *suite, const struct suite_case *what,
         take_end(&reply, result);
     } else if (reply.end == SANDBOX_ANSWERED) {
         strbuf_init(&text);
-        strbuf_appendf(&text,
-                       "%s; alone in a process it is %s, so what ran before it there broke it",
+        strbuf_appendf(&text, "%s; run alone, it is %s, so what ran before it there broke it",
                        result->text, json_text(reply.answer, "code"));
         set_text(&result->text, strbuf_text(&text));
         strbuf_finish(&text);

@@ -60,7 +60,7 @@ const char *tune_why_not(const tune_group *group)
         g->input_scale_granularity != ATTN_SCALE_NONE)
         return "its types are not measured";
     if (group->problem.min_alignment > TUNE_ALIGNMENT)
-        return "its operands are not aligned so far";
+        return "its operands are not aligned enough";
     return NULL;
 }
 

@@ -162,8 +162,8 @@ attn_status tune_store_read(attn_instance *instance, attn_error *error)
     }
     if (!file)
         return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-                                    "store = %s cannot be read: %s; accepted: a regular file of "
-                                    "at most %d bytes, or a name that is free",
+                                    "store = %s cannot be read: %s; accepted: a regular file of at "
+                                    "most %d bytes, or a new name",
                                     path, store_defect(errno), MAX_STORE);
     attn_status status = read_lines(instance, file, error);
     if (status == ATTN_OK && ferror(file))

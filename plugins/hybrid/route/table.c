@@ -334,12 +334,12 @@ static attn_status check_rows(const route_table *table, attn_error *error)
         route_row_text(table, r, text, sizeof text);
         if (shadow < r)
             route_row_text(table, shadow, other, sizeof other);
-        return attn_util_fail_field(
-            error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
-            "%s: %s can never match: %s%s%s%s take what it would; accepted: "
-            "another order or other conditions",
-            table->rows[r].place, text, other, shadow < r ? " (" : "",
-            shadow < r ? table->rows[shadow].place : "", shadow < r ? ")" : "");
+        return attn_util_fail_field(error, ATTN_CONFIG_ERROR, ATTN_FIELD_OPTION,
+                                    "%s: %s can never match: %s%s%s%s match first; accepted: "
+                                    "another order or other conditions",
+                                    table->rows[r].place, text, other, shadow < r ? " (" : "",
+                                    shadow < r ? table->rows[shadow].place : "",
+                                    shadow < r ? ")" : "");
     }
     return ATTN_OK;
 }

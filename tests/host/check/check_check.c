@@ -779,7 +779,7 @@ TEST_OF(reports, missing_devices)
     profile.is_minimum = true;
     profile_judge(&profile, &report);
     ck_assert_int_eq(report.results[2].code, CHECK_SKIP);
-    ck_assert_str_eq(report.results[2].text, "what it needs is missing here: no driver");
+    ck_assert_str_eq(report.results[2].text, "its requirement is missing here: no driver");
     check_report_set(&report, &report.backends[0].missing, "");
     profile_judge(&profile, &report);
     ck_assert_int_eq(report.results[3].code, CHECK_FAIL);

@@ -470,7 +470,7 @@ TEST_OF(choice, who_keeps_to_a_budget_of_multiprocessors_is_shown)
     SCENE(scene);
     begin(&scene, MODEL "[platform]\nsimulate = sm90\nmax_sms = 20\n");
     char *text = say_all(&scene);
-    assert_part(text, "multiprocessors: launches may count on 20 of 132\n", true);
+    assert_part(text, "multiprocessors: launches may use 20 of 132\n", true);
     assert_part(text, "  * fa3_like: can serve, launches keep to 20 multiprocessors\n", true);
     assert_part(text, "triton_like: can serve, launches keep to 20 multiprocessors\n", true);
     assert_part(text, "triton_like: can serve, launches may take all 132 multiprocessors\n", true);

@@ -372,7 +372,7 @@ static void judge_failed_create(struct life *life)
     if (status == ATTN_OK)
         root->backend->ops->destroy(instance);
     else if (instance)
-        stand_object(scene, "create fails, and sets its output");
+        stand_object(scene, "create fails, but sets its output");
     judge_undone(scene, leaf, "create", true);
     for (int32_t l = 0; l < scene->num_leaves; l++)
         scene->leaves[l].made = 0;
@@ -395,7 +395,7 @@ static void judge_failed_metadata(struct life *life, const attn_memory *memory)
     else
         judge_words(life, leaf, status, "make metadata");
     if (status != ATTN_OK && metadata)
-        stand_object(scene, "metadata_create fails, and sets its output");
+        stand_object(scene, "metadata_create fails, but sets its output");
     judge_undone(scene, leaf, "make metadata", false);
     for (uint32_t r = 0; r < ATTN_REGION_COUNT; r++)
         fill_region(memory, r);
