@@ -142,7 +142,7 @@ says 1 "the time for all" "# TIMEOUT: the time limit of all cases, 1 s, was reac
     "# cut short as the time limit was reached (--timeout); cases that are not listed were not run" \
     -- "$tool" check --timeout 1 "$fixtures/bad_create_hangs.so"
 tap_try "ends it, with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
-says 1 "the time for all, side by side" "# TIMEOUT: " "# cut short as the time for everything was over" \
+says 1 "the time for all, side by side" "# TIMEOUT: " "# cut short as the time limit was reached" \
     -- "$tool" check --jobs 2 --timeout 6 "$fixtures/bad_create_hangs.so"
 tap_try "what other processes found is listed" test "$(grep -c '^ok.*CAPS-01\.query/[012]$' "$folder/out")" -eq 3
 tap_try "a run that times out ends with one result" test "$(grep -c '^# TIMEOUT' "$folder/out")" -eq 1
